@@ -1,7 +1,7 @@
 """Every error that a user can cause, as one tree below `ProtoKVError`.
 
 A message says what was expected, what came and where; a hint says what to do. The library raises these and never
-prints; the command line maps each to one line and an exit code. `clean_text` makes foreign text fit for a message,
+prints; the command line maps each to one line and an exit code. `escape_text` makes foreign text fit for a message,
 `suggest_name` is the hint for a name that is none of a list, and `find_system_error` finds what the system refused.
 """
 
@@ -113,7 +113,7 @@ def suggest_name(name: object, known: Iterable[str], *, others: str = "") -> str
     return " ".join(filter(None, (did_you_mean(name, names), everything)))
 
 
-def clean_text(text: object, length: int = 80) -> str:
+def escape_text(text: object, length: int = 80) -> str:
     """Return text from a file or a library, fit for a message: ASCII, one line, from at most `length` characters."""
     return ascii(str(text)[:length])[1:-1]
 
@@ -130,7 +130,7 @@ def find_system_error(error: Exception) -> OSError | MemoryError | None:
     return next((OSError(one, os.strerror(one)) for one in named if one and os.strerror(one) in text), None)
 
 
-def read_cause(error: Exception) -> str:
+def format_os_error(error: Exception) -> str:
     """Return the words of a system's error, without a path."""
     if isinstance(error, MemoryError):
         return os.strerror(errno.ENOMEM)

@@ -28,12 +28,12 @@ def check_question_text(question: str, where: str = "the question") -> str:
     if len(question) > MOST_QUESTION_CHARACTERS:
         size = f"{len(question):,} characters; the most is {MOST_QUESTION_CHARACTERS:,}"
         raise QuestionError(f"{where} has {size}", hint="ask something shorter")
-    if (place := find_broken_character(question)) is not None:
+    if (place := find_invalid_character(question)) is not None:
         raise QuestionError(f"{where} is not text: character {place + 1} is none", hint="write it as UTF-8")
     return question
 
 
-def find_broken_character(text: str) -> int | None:
+def find_invalid_character(text: str) -> int | None:
     """Return where text has its first zero or half of a surrogate pair; None if it has none."""
     return next((i for i, c in enumerate(text) if c == "\0" or "\ud800" <= c <= "\udfff"), None)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, clean_text
+from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, escape_text
 
 if TYPE_CHECKING:
     from protokv.core.session import Answer, Session
@@ -33,7 +33,7 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
         name = PurePath(str(one.get("name")).rpartition(" from ")[0 if part else 2]).name
         path = next((file for place in places for file in (place, place / name) if file.is_file()), None)
         if path is None:
-            why = f"the video {clean_text(name)} of this state is not at hand: not in {' or '.join(map(str, places))}"
+            why = f"the video {escape_text(name)} of this state is not at hand: not in {' or '.join(map(str, places))}"
             raise SourceNotFound(why, hint="name the file, or the folder it is in, with --video")
         if fingerprint_video_file(path) != digest:
             raise StateMismatch(f"{path} is not the video that this state watched, or has changed since")

@@ -184,7 +184,7 @@ def _ingest_one(
     out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None, command: str | None
 ) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
-    from protokv.ingestion import Summary, ingest_events
+    from protokv.ingestion import IngestSummary, ingest_events
     from protokv.video.address import name_source
     from protokv_cli.ingest_report import EventPrinter
 
@@ -199,7 +199,7 @@ def _ingest_one(
         report.hook = hook
         for event in events:
             report.follow(event)
-            if isinstance(event, Summary):
+            if isinstance(event, IngestSummary):
                 report.end(event, stop.exit)
 
 

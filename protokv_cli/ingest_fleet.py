@@ -42,14 +42,14 @@ def ingest_fleet(
     out: Output, sources: list[str], output: str | None, chosen: IngestOptions, fleet: FleetFlags, *, dry_run: bool
 ) -> None:
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
-    from protokv.fleet import JobRecipe, plan_fleet, preview_fleet, run_fleet
+    from protokv.fleet import JobRecipe, list_video_jobs, preview_fleet, run_fleet
     from protokv.ingestion.options import DEFAULT_MODEL
     from protokv_cli.ingest_report import show_query_hint
 
     model = str(chosen.backbone or DEFAULT_MODEL)
     require_model(model, chosen.revision)
     recipe = JobRecipe(place=_check_place(output or "."), options=chosen)
-    jobs = plan_fleet([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
+    jobs = list_video_jobs([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
     out.note_model(model)

@@ -49,32 +49,32 @@ class EventPrinter(ProgressBar):
         super().__init__(out, "loading model", source, logs=not out.as_json)
         self._source, self._chosen, self._timings, self._row_s = source, chosen, timings, -_JSON_EVERY_S
         self._first: tuple[float, float] | None = None
-        self._begun: events.Started | None = None
+        self._begun: events.IngestStarted | None = None
 
     def follow(self, event: IngestEvent) -> None:
         """Show an event: notes on stderr, and a JSON line, or a table at the end."""
-        out, ends = self._out, isinstance(event, events.Summary)
-        if isinstance(event, events.Started):
+        out, ends = self._out, isinstance(event, events.IngestSummary)
+        if isinstance(event, events.IngestStarted):
             self._begun = event
             out.note_model(event.model, event.notice)
             _note_start(out, event, self._source)
         _note_news(out, event)
-        if isinstance(event, events.Progress) and not self._show_progress(event):
+        if isinstance(event, events.IngestProgress) and not self._show_progress(event):
             return
         row = {"type": name_event(event), **asdict(event)}
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings)
-        if isinstance(event, events.Answered) and self.hook:
+        if isinstance(event, events.QuestionAnswered) and self.hook:
             self.hook(row)
         if out.as_json:
             out.json(row)
-        elif isinstance(event, events.Answered):
+        elif isinstance(event, events.QuestionAnswered):
             out.text(_describe_answer(event))
         elif ends:
             show_timings(out, row.pop("timings", {}))
             out.record({name: value for name, value in row.items() if value and name not in _HIDDEN})
 
-    def _show_progress(self, event: events.Progress) -> bool:
+    def _show_progress(self, event: events.IngestProgress) -> bool:
         """Draw the bar; return True if a JSON line is due."""
         now_s, done_s, length_s = time.monotonic(), event.stream_time_s, event.duration_s
         if self._first is None:
@@ -93,14 +93,14 @@ class EventPrinter(ProgressBar):
         self._row_s = now_s if due else self._row_s
         return due
 
-    def _note_share(self, event: events.Progress) -> None:
+    def _note_share(self, event: events.IngestProgress) -> None:
         """Say what part of the video a new state will keep: what a step takes is known only now."""
         begun = self._begun
         if begun and begun.how == "started" and begun.most_bytes is not None and event.duration_s:
             tokens = event.tokens_seen * event.duration_s / event.stream_time_s
             self._out.note(_describe_share(tokens, self._chosen.config.budget))
 
-    def end(self, summary: events.Summary, stopped: ExitCode | None) -> None:
+    def end(self, summary: events.IngestSummary, stopped: ExitCode | None) -> None:
         """Say what to do next, and end with the exit code of the signal that `stopped` it, or of what is not whole."""
         out, state, source = self._out, summary.state, self._source
         if stopped is not None:
@@ -128,7 +128,7 @@ def show_query_hint(out: Output, state: Sequence[str], model: str | None, named:
     out.note(f'ask it: {shlex.join(["protokv", "query", *folder, *state])} "{question}"')
 
 
-def _note_start(out: Output, started: events.Started, source: str) -> None:
+def _note_start(out: Output, started: events.IngestStarted, source: str) -> None:
     """Note where the run begins, and warn of what may surprise the user."""
     if not started.locked:
         out.note(f"{started.state} cannot be locked there: nothing keeps others from writing it at the same time")
@@ -161,7 +161,7 @@ def _note_news(out: Output, event: IngestEvent) -> None:
             out.note(f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send smaller ones")
 
 
-def _describe_answer(event: events.Answered) -> str:
+def _describe_answer(event: events.QuestionAnswered) -> str:
     """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and one of what it stood on if that is known."""
     sure = math.exp(event.mean_logprob) if event.probability is None else event.probability
     line = f"{format_time(event.stream_time_s)} {event.question} {event.answer} ({sure:.2f})"
@@ -172,8 +172,8 @@ def _describe_answer(event: events.Answered) -> str:
 
 
 def name_event(event: IngestEvent) -> str:
-    """Return the `type` of an event in JSON: its class in snake case, such as `source_lost`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    """Return the `type` of an event in JSON, such as `source_lost` of `SourceLost` and `started` of `IngestStarted`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", re.sub("^Ingest|^Question", "", type(event).__name__)).lower()
 
 
 def _describe_share(tokens: float, budget: int) -> str:

@@ -65,12 +65,12 @@ def inspect(state: _State, other: _Other = None, *, flags: _InspectFlags, output
     out = output.open()
     with out.errors():
         from protokv.fleet.plan import is_fleet_folder
-        from protokv.fleet.states import survey_fleet
+        from protokv.fleet.states import describe_fleet_states
 
         many = is_fleet_folder(state)
         flags.refuse_contradictions(state, other, many)
         if many:
-            out.show(survey_fleet(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))
+            out.show(describe_fleet_states(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))
         elif flags.words:
             _show_words(out, state, flags)
         else:

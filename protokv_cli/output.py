@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
-from protokv.errors import PositionWarning, ProtoKVError, clean_text, read_cause
+from protokv.errors import PositionWarning, ProtoKVError, escape_text, format_os_error
 from protokv.machine import is_out_of_memory
 from protokv.texts import shorten_text
 from protokv_cli.exits import ExitCode, find_exit_code
@@ -175,7 +175,7 @@ def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
         what = "there is not enough memory, or the limit of this process is too low (ulimit -v)"
         hint = "free some memory, raise the limit, or use a smaller budget or model"
     elif isinstance(error, OSError) and error.filename is not None:
-        what = f"{clean_text(error.filename)}: {read_cause(error)}"
+        what = f"{escape_text(error.filename)}: {format_os_error(error)}"
         hint = "mend what the system refuses and run it again; --debug shows the traceback"
     else:
         what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"

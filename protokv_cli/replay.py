@@ -50,7 +50,7 @@ class _StudyFlags(Flags, panel="What to ask"):
     ) -> ReplayPlan:
         """Return what is to be done. A data set adds its baselines, and has other defaults. ConfigError."""
         from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-        from protokv.replay.dataset import fit_memory_variants
+        from protokv.replay.dataset import complete_memory_variants
         from protokv.replay.memories import COMPARED_MEMORIES, make_memory_variants, vary_memory_settings
         from protokv.replay.plan import make_replay_plan
         from protokv.replay.runner import TrialSetup
@@ -63,7 +63,7 @@ class _StudyFlags(Flags, panel="What to ask"):
         variants = vary_memory_settings(named, [parse_variation(text) for text in self.settings or ()])
         return make_replay_plan(
             streams,
-            fit_memory_variants(variants, streams, backbone, baselines=benchmark is not None),
+            complete_memory_variants(variants, streams, backbone, baselines=benchmark is not None),
             [parse_duration(one) for one in delays] or ([0.0] if benchmark else None),
             TrialSetup.of(backbone, benchmark, fps=fps),
             intersection=self.intersection,
@@ -83,7 +83,7 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
         """Open what there is to watch, of a data set or of the user. ConfigError, SourceError."""
         from protokv.replay.benchmarks import find_benchmark
         from protokv.replay.dataset import OpenDataset, open_dataset
-        from protokv.replay.streams import open_replay_files
+        from protokv.replay.streams import open_replay_videos
 
         if self.dataset is not None:
             found = find_benchmark(self.dataset)
@@ -102,7 +102,7 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
             raise ConfigError("there is nothing to watch", hint="name videos and --questions, or a --dataset")
         if study.questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a file with --questions")
-        return None, OpenDataset(open_replay_files(sources, study.questions, study.subtitles), {}, Counter())
+        return None, OpenDataset(open_replay_videos(sources, study.questions, study.subtitles), {}, Counter())
 
 
 class _ResultFlags(Flags, panel="Results"):
@@ -117,14 +117,14 @@ class _ResultFlags(Flags, panel="Results"):
 
     def check(self, *inputs: object) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
-        from protokv.replay.figure import check_report_figure
+        from protokv.replay.figure import check_figure_path
         from protokv.state.writer import refuse_input_as_target
 
         for written in (None if self.report else self.results, self.plot, self.table):
             if written is not None:
                 refuse_input_as_target(written, *inputs)
         if self.plot:
-            check_report_figure(self.plot)
+            check_figure_path(self.plot)
 
 
 def replay(

@@ -80,7 +80,7 @@ def serve(
         if sessions.most:
             kept = make_keywords(sessions, "most", "idle_s")
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
-            bounds = server.SessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
+            bounds = server.FedSessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
             fed = server.FedSessions(known, options, bounds)
         app = server.build_app(known, token=flags.token, limits=limits, fed=fed)
         address = f"http://{flags.host}:{flags.port}/"

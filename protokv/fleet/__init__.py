@@ -1,16 +1,16 @@
 """Fleets: many videos into as many states, by workers that each load the model once.
 
-`plan_fleet` lists the videos, a `FleetWorker` says what is left of one and watches it, a `LocalWorkerPool` has workers
-here and a `RayWorkerPool` (`cluster`) in a Ray cluster, and `run_fleet` hands the videos out. Knows no command line.
+`list_video_jobs` lists the videos, a `FleetWorker` says what is left of one and watches it, a `LocalWorkerPool` has
+workers here and a `RayWorkerPool` (`cluster`) in a Ray cluster, and `run_fleet` hands the videos out.
 """
 
 from __future__ import annotations
 
-from protokv.fleet.plan import VideoJob, find_fleet_states, locate_fleet_state, plan_fleet
+from protokv.fleet.plan import VideoJob, find_fleet_states, list_video_jobs, locate_fleet_state
 from protokv.fleet.run import LocalWorkerPool, run_fleet
 from protokv.fleet.worker import JobRecipe, VideoFailure, VideoOutcome, preview_fleet
 
 __all__ = [
     "JobRecipe", "LocalWorkerPool", "VideoFailure", "VideoJob", "VideoOutcome", "find_fleet_states",
-    "locate_fleet_state", "plan_fleet", "preview_fleet", "run_fleet",
+    "list_video_jobs", "locate_fleet_state", "preview_fleet", "run_fleet",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ class VideoJob:
         return {"source": name_source(self.source), "key": self.key}
 
 
-def plan_fleet(sources: Iterable[str]) -> list[VideoJob]:
+def list_video_jobs(sources: Iterable[str]) -> list[VideoJob]:
     """Return every video once, in the order of the sources; within a folder or prefix sorted by name.
 
     ConfigError if two videos have one key, or one is live; SourceNotFound if a folder or prefix holds none.

@@ -15,7 +15,7 @@ from protokv.state.reader import StateReader
 _COLUMNS = "stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "failure"
 
 
-def survey_fleet(place: str) -> Iterator[dict[str, Any]]:
+def describe_fleet_states(place: str) -> Iterator[dict[str, Any]]:
     """Yield a row per state, sorted by name: plain JSON, with unknown values as None. StateNotFound if there is none.
 
     `failure` says why a state cannot be read.

@@ -19,13 +19,13 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import VideoJob, locate_fleet_state
 from protokv.ingestion.continuation import check_continued_field, check_continued_options
-from protokv.ingestion.events import SourceNoted, Summary
+from protokv.ingestion.events import IngestSummary, SourceNoted
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest_events
 from protokv.state.checkpoint import check_state_fits
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
-from protokv.state.sources import list_fingerprints
+from protokv.state.sources import read_fingerprints
 from protokv.video import SourceDamage
 from protokv.video.address import source_kind
 from protokv.video.bucket import in_bucket
@@ -127,10 +127,10 @@ class FleetWorker:
     def examine(self, job: VideoJob) -> VideoOutcome:
         """Return what is left to do for a video. Raises if there is no model, which concerns all videos."""
         self._identity = self._identity or self._recipe.identify(self._device)
-        return examine_video(job, self._recipe, self._identity)
+        return check_video_status(job, self._recipe, self._identity)
 
     def watch(self, found: VideoOutcome) -> VideoOutcome:
-        """Ingest what is left of a video, as `examine_video` found it."""
+        """Ingest what is left of a video, as `check_video_status` found it."""
         self.load()
         began, notes, anew = time.perf_counter(), list[str](), found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
@@ -141,7 +141,7 @@ class FleetWorker:
                 for event in ingest_events(found.job.source, found.state, options=options, should_stop=self._stops):
                     if isinstance(event, SourceNoted):
                         notes.append(event.note)
-                    elif isinstance(event, Summary):
+                    elif isinstance(event, IngestSummary):
                         summary = event
         except Exception as error:
             failure = VideoFailure.from_error(error)
@@ -162,7 +162,7 @@ def preview_fleet(jobs: Iterable[VideoJob], recipe: JobRecipe) -> Iterator[Video
     """Yield what a run would do with each video, with the seconds left; writes nothing. Raises if there is no model."""
     identity, options = recipe.identify(recipe.options.device), recipe.options
     for job in jobs:
-        found = examine_video(job, recipe, identity)
+        found = check_video_status(job, recipe, identity)
         if found.status not in ("done", "failed") and source_kind(job.source) == "file" and not in_bucket(job.source):
             try:
                 with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
@@ -174,7 +174,7 @@ def preview_fleet(jobs: Iterable[VideoJob], recipe: JobRecipe) -> Iterator[Video
         yield found
 
 
-def examine_video(job: VideoJob, recipe: JobRecipe, identity: BackboneIdentity) -> VideoOutcome:
+def check_video_status(job: VideoJob, recipe: JobRecipe, identity: BackboneIdentity) -> VideoOutcome:
     """Return what is left to do for a video, by the header of its state.
 
     It fails if the video is not there, or if the state cannot be read or is of another video, model, memory or rate.
@@ -206,7 +206,7 @@ def examine_video(job: VideoJob, recipe: JobRecipe, identity: BackboneIdentity) 
 
 def _is_changed(source: str, target: str, ours: str | None, header: StateHeader, options: IngestOptions) -> bool:
     """Return True if a video, or its subtitles, is not the one that a state has watched. StateMismatch."""
-    if ours is None or ours not in list_fingerprints(header):
+    if ours is None or ours not in read_fingerprints(header):
         # A video that changed under its name is watched anew; one of another name needs --force.
         theirs, name = (header.source or {}).get("name"), PurePosixPath(source.replace(os.sep, "/")).name
         if theirs != name and not options.overwrite:

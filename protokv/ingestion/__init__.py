@@ -6,23 +6,23 @@ The package is not called `ingest` because `protokv.ingest` is the function.
 from __future__ import annotations
 
 from protokv.ingestion.events import (
-    Answered,
     Commit,
     FramesDropped,
     IngestEvent,
-    Progress,
+    IngestProgress,
+    IngestStarted,
+    IngestSummary,
+    QuestionAnswered,
     SourceLost,
     SourceNoted,
     SourceRecovered,
-    Started,
-    Summary,
     WordsLost,
 )
 from protokv.ingestion.options import COMMIT_NEVER, Every, IngestOptions, LiveOptions, StandingQuestion
 from protokv.ingestion.run import ingest, ingest_events
 
 __all__ = [
-    "COMMIT_NEVER", "Answered", "Commit", "Every", "FramesDropped", "IngestEvent", "IngestOptions", "LiveOptions",
-    "Progress", "SourceLost", "SourceNoted", "SourceRecovered", "StandingQuestion", "Started", "Summary", "WordsLost",
-    "ingest", "ingest_events",
+    "COMMIT_NEVER", "Commit", "Every", "FramesDropped", "IngestEvent", "IngestOptions", "IngestProgress",
+    "IngestStarted", "IngestSummary", "LiveOptions", "QuestionAnswered", "SourceLost", "SourceNoted",
+    "SourceRecovered", "StandingQuestion", "WordsLost", "ingest", "ingest_events",
 ]  # fmt: skip

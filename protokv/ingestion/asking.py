@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from protokv.core.session import Session
-from protokv.ingestion.events import Answered
+from protokv.ingestion.events import QuestionAnswered
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import StandingQuestion
-from protokv.state.sources import MOST_ANSWER_CHARACTERS, MOST_KEPT_ANSWERS, KeptAnswer
+from protokv.state.sources import MOST_ANSWER_CHARACTERS, MOST_STANDING_ANSWERS, StandingAnswer
 from protokv.timings import time_stage
 
 
@@ -21,18 +21,18 @@ class StandingAsker:
     """Asks what is due, and has the last answers for the state: `kept`, oldest first."""
 
     def __init__(
-        self, session: Session, asked: Sequence[StandingQuestion], kept: Sequence[KeptAnswer], live: LiveSource | None
+        self, session: Session, ask: Sequence[StandingQuestion], kept: Sequence[StandingAnswer], live: LiveSource | None
     ) -> None:
         """Refuse, before anything is watched, what the model cannot be asked. ConfigError."""
         self._session, self._live, self.kept = session, live, list(kept)
-        self._asked = [(one, replace(session.backbone.decoding, choices=one.choices)) for one in asked]
-        for one in asked:
+        self._asked = [(one, replace(session.backbone.decoding, choices=one.choices)) for one in ask]
+        for one in ask:
             session.backbone.question_ids(one.text)
             session.backbone.choice_ids(one.choices)
 
-    def ask_due(self, before_s: float) -> list[Answered]:
+    def ask_due(self, before_s: float) -> list[QuestionAnswered]:
         """Ask what became due after stream time `before_s`; return the answers that are news."""
-        session, live, found = self._session, self._live, list[Answered]()
+        session, live, found = self._session, self._live, list[QuestionAnswered]()
         now_s = session.clock.stream_time_s
         for one, decoding in self._asked:
             if int(now_s / one.every_s + 1e-6) == int(before_s / one.every_s + 1e-6):
@@ -41,7 +41,7 @@ class StandingAsker:
             with time_stage(session.timings, "questions"):
                 answer = session.ask(one.text, decoding, evidence=one.evidence)
             shares = {choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()}
-            news = Answered(
+            news = QuestionAnswered(
                 question=one.text[:MOST_ANSWER_CHARACTERS],
                 answer=answer.text[:MOST_ANSWER_CHARACTERS],
                 stream_time_s=now_s,
@@ -56,8 +56,8 @@ class StandingAsker:
             last = next((row.answer for row in reversed(self.kept) if row.question == news.question), None)
             if not one.on_change or last is None or last.casefold() != news.answer.casefold():
                 found.append(news)
-                self.kept.append(KeptAnswer(*(getattr(news, field) for field in KeptAnswer.__slots__)))
-            if len(self.kept) > MOST_KEPT_ANSWERS:
+                self.kept.append(StandingAnswer(*(getattr(news, field) for field in StandingAnswer.__slots__)))
+            if len(self.kept) > MOST_STANDING_ANSWERS:
                 # The oldest whose question has a newer answer: `on_change` compares with the last.
                 newest = {row.question: row for row in self.kept}
                 self.kept.remove(next((row for row in self.kept if newest[row.question] is not row), self.kept[0]))

@@ -18,16 +18,16 @@ from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import IngestOptions
 from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.header import State, StateHeader
-from protokv.state.sources import SourcePart, list_state_sources, next_source_part, read_source_part
+from protokv.state.sources import StreamSegment, list_state_sources, make_next_segment, read_last_segment
 from protokv.state.store import StatePath
 from protokv.video import Source
 from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, read_recorded_subtitles
 
 
-def find_continued_source_part(
+def find_continued_segment(
     path: StatePath, state: State, source: Source, *, append: bool
-) -> tuple[SourcePart, Mapping[str, Any]]:
+) -> tuple[StreamSegment, Mapping[str, Any]]:
     """Find where the source begins in the stream of a state, or stands in it already; and the state's record of it.
 
     A file is the same by its content, and a live source by its address: it goes on in the same state. The record is
@@ -37,7 +37,7 @@ def find_continued_source_part(
     last, ours, records = state.source or {}, source.info.fingerprint, list_state_sources(state)
     if isinstance(source, LiveSource):
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
-            part = replace(read_source_part(state), done=False)
+            part = replace(read_last_segment(state), done=False)
             return part, last if part.first_step < state.clock.steps else {}
     # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
     elif ours is not None:
@@ -45,7 +45,7 @@ def find_continued_source_part(
             if record.get("fingerprint") == ours:
                 # If another source was appended since, this one was watched to its end.
                 is_last = last.get("fingerprint") == ours
-                return read_source_part(state) if is_last else SourcePart(done=True), record
+                return read_last_segment(state) if is_last else StreamSegment(done=True), record
     if not append:
         raise _another_source(path, state, source)
     if not state.complete and last and "live" not in last:
@@ -54,7 +54,7 @@ def find_continued_source_part(
             f"cannot append {source.info.name} to {path}: its last source {last.get('name')} is not watched to the end",
             hint=f"finish it first: the command with {last.get('name')} again",
         )
-    return next_source_part(state), {}
+    return make_next_segment(state), {}
 
 
 def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:

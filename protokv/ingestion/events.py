@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protokv.core.parts import EvidenceSpan
-from protokv.state.sources import KeptAnswer
+from protokv.state.sources import StandingAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class IngestStarted:
     """The state is locked, and the session stands where the source is read on."""
 
     state: str  # its name
@@ -30,7 +30,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class IngestProgress:
     """After every step or chunk: where the stream stands, how fast it goes, and how large the state is."""
 
     steps: int  # watched until now
@@ -39,7 +39,7 @@ class Progress:
     frames_per_second: float  # sampled frames that were watched in a second of the clock
     state_bytes: int  # of the state in memory
     end_bytes: int | None = None  # about what it takes on disk at the end of the source; None: no length is known
-    frames_dropped: int = 0  # as in `Summary`, until now
+    frames_dropped: int = 0  # as in `IngestSummary`, until now
     tokens_seen: int = 0  # visual tokens and words of the stream until now
 
 
@@ -86,7 +86,7 @@ class FramesDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered(KeptAnswer):
+class QuestionAnswered(StandingAnswer):
     """A standing question was answered, from what was watched until then."""
 
     probabilities: dict[str, float] | None = None  # of each choice
@@ -107,7 +107,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class IngestSummary:
     """The end of a run. What is lost or damaged counts all runs over the source."""
 
     state: str  # its name
@@ -126,5 +126,5 @@ class Summary:
     words_lost: str = ""  # what of the subtitles could not be read; empty: nothing
 
 
-_News = SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | Answered
-IngestEvent = Started | Progress | _News | Commit | Summary
+_News = SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | QuestionAnswered
+IngestEvent = IngestStarted | IngestProgress | _News | Commit | IngestSummary

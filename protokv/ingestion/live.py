@@ -23,7 +23,7 @@ from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError,
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
-from protokv.state.sources import SourcePart, WallClockLog
+from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.video import Source, SourceDamage, SourceInfo
 from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind, waits_for_publisher
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
@@ -142,7 +142,7 @@ class LiveSource(Source):
         return {**asdict(self.info), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
-        self, fps: float, frames_per_step: int, segment: SourcePart, stream_s: float, should_stop: Callable[[], bool]
+        self, fps: float, frames_per_step: int, segment: StreamSegment, stream_s: float, should_stop: Callable[[], bool]
     ) -> Iterator[VideoStep | SourceLost | SourceRecovered | FramesDropped | None]:
         """Give steps in stream time counted from the start of the segment, news, and None while nothing comes.
 

@@ -140,8 +140,8 @@ class IngestOptions:
     overwrite: bool = False  # ignore an existing state; the first commit replaces it
     thumbnails: int = DEFAULT_THUMBNAILS  # how many small pictures of the stream to keep for people; 0: none
 
-    # Steps that go through the model together (`Session.watch_prepared`), for files. Commits and `Progress` come after
-    # whole chunks. More than 1 is faster and gives another state, which only the same chunk continues.
+    # Steps that go through the model together (`Session.watch_prepared`), for files. Commits and `IngestProgress` come
+    # after whole chunks. More than 1 is faster and gives another state, which only the same chunk continues.
     # None: 4 for a file, whose frames wait for nobody, 1 for a live source, and that of a state that goes on.
     chunk: int | None = 1
 

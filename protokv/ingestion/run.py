@@ -17,15 +17,15 @@ from typing import Any
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
-from protokv.ingestion.events import IngestEvent, Summary
+from protokv.ingestion.events import IngestEvent, IngestSummary
 from protokv.ingestion.live import LiveSource, open_live_source
 from protokv.ingestion.options import COMMIT_WHEN_LIVE, EVERY_MINUTE, FILE_CHUNK_STEPS, IngestOptions
 from protokv.ingestion.prefetch import StopRequest
-from protokv.ingestion.watching import IngestRun, RunStart
+from protokv.ingestion.watching import IngestRun, RunSetup
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import restore_session
 from protokv.state.reader import load_state
-from protokv.state.sources import SourcePart, read_kept_answers
+from protokv.state.sources import StreamSegment, read_standing_answers
 from protokv.state.store import StatePath, find_store, make_state_name
 from protokv.state.writer import refuse_input_as_target
 from protokv.timings import Timings, time_stage
@@ -41,13 +41,13 @@ _AnySource = str | os.PathLike[str] | Source
 
 def ingest(
     source: _AnySource, target: StatePath | None = None, config: MemoryConfig | None = None, **options: Any
-) -> Summary:
+) -> IngestSummary:
     """Watch a source, or the rest of it, and keep the state on disk; return what came of it.
 
     Arguments and errors are those of `ingest_events`, which tells what happens meanwhile.
     """
     *_, last = ingest_events(source, target, config, **options)
-    assert isinstance(last, Summary)
+    assert isinstance(last, IngestSummary)
     return last
 
 
@@ -77,8 +77,8 @@ def ingest_events(
         settings: fields of `IngestOptions` by name, such as `fps=1.0`; they replace those of `options`.
 
     Yields:
-        One `Started`, a `Progress` after every step, a `Commit` for every state on disk, answers to standing questions,
-        news of a live source, and last a `Summary`.
+        One `IngestStarted`, an `IngestProgress` after every step, a `Commit` for every state on disk, answers to
+        standing questions, news of a live source, and last an `IngestSummary`.
 
     Raises:
         ConfigError: an option is out of range, two contradict each other, or the state would replace the source.
@@ -135,7 +135,7 @@ def _open_source(source: _AnySource, options: IngestOptions, opened: ExitStack) 
 
 def _start(
     path: StatePath, video: Source, subtitles: Subtitles, options: IngestOptions, timings: Timings | None
-) -> RunStart:
+) -> RunSetup:
     """Start a session, or continue the one of the state at `path`."""
     state = None
     with suppress(StateNotFound):
@@ -147,8 +147,8 @@ def _start(
             config = options.config_for(subtitles)
             session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
             chunk = options.chunk or (1 if isinstance(video, LiveSource) else FILE_CHUNK_STEPS)
-            return RunStart(session, SourcePart(), {}, subtitles, chunk)
-    segment, record = continuation.find_continued_source_part(path, state, video, append=options.append)
+            return RunSetup(session, StreamSegment(), {}, subtitles, chunk)
+    segment, record = continuation.find_continued_segment(path, state, video, append=options.append)
     continuation.check_continued_subtitles(path, record, subtitles)
     continuation.check_continued_options(path, state, options)
     with time_stage(timings, "model"):
@@ -159,4 +159,4 @@ def _start(
     if isinstance(video, LiveSource):
         video.continue_from(record, state.clock.stream_time_s)
     chunk = options.chunk or (state.source or {}).get("chunk", 1)
-    return RunStart(session, segment, record, subtitles, chunk, read_kept_answers(state))
+    return RunSetup(session, segment, record, subtitles, chunk, read_standing_answers(state))

@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
+from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
 from protokv.ingestion.estimate import bound_ingest_bytes, estimate_end_bytes
-from protokv.ingestion.events import Commit, IngestEvent, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
 from protokv.state.checkpoint import make_state
 from protokv.state.reader import StateReader
-from protokv.state.sources import KeptAnswer, SourcePart, find_source_end
+from protokv.state.sources import StandingAnswer, StreamSegment, clip_source_end
 from protokv.state.store import StateStore
 from protokv.state.thumbnails import Thumbnails, make_thumbnail
 from protokv.timings import Timings, time_stage
@@ -35,15 +35,15 @@ from protokv.words.transcript import check_memory_takes_words
 
 
 @dataclass(frozen=True)
-class RunStart:
+class RunSetup:
     """The beginning of a run."""
 
     session: Session
-    segment: SourcePart  # the part of the stream that its source fills
+    segment: StreamSegment  # the part of the stream that its source fills
     record: Mapping[str, Any]  # of the source, in the state
     subtitles: Subtitles  # of the source, in its own time
     chunk: int  # steps that go through the model together
-    answers: Sequence[KeptAnswer] = ()  # that the state keeps
+    answers: Sequence[StandingAnswer] = ()  # that the state keeps
 
 
 class IngestRun:
@@ -54,7 +54,7 @@ class IngestRun:
     """
 
     def __init__(
-        self, start: RunStart, source: Source, store: StateStore, options: IngestOptions, timings: Timings | None = None
+        self, start: RunSetup, source: Source, store: StateStore, options: IngestOptions, timings: Timings | None = None
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._store, self._segment = session, source, store, segment
@@ -78,7 +78,7 @@ class IngestRun:
         self._complete = segment.done
         self._bytes: int | None = None
 
-    def watch(self, every: Every, stop: StopRequest) -> Iterator[IngestEvent]:
+    def watch(self, every: Every, stop: StopRequest) -> Iterator[events.IngestEvent]:
         """Read to the end of the source, or until asked to stop."""
         yield self._started()
         yield from self._report_notes()
@@ -97,7 +97,7 @@ class IngestRun:
             yield self._commit()
         yield self._summary()
 
-    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[IngestEvent]:
+    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[events.IngestEvent]:
         if stop.ask():
             return
         with closing(self._read_file(stop) if self._live is None else self._read_live(self._live, stop)) as reading:
@@ -110,7 +110,7 @@ class IngestRun:
                 if steps:
                     yield from self._watch_chunk(steps)
                 yield from (one for one in news if one is not None)
-                due = self._due(every) or any(isinstance(one, SourceLost) for one in news)
+                due = self._due(every) or any(isinstance(one, events.SourceLost) for one in news)
                 if not stop.ask() and self._unsaved and due:
                     yield self._commit()
                 if error is not None:
@@ -137,7 +137,7 @@ class IngestRun:
 
     def _read_live(
         self, source: LiveSource, stop: StopRequest
-    ) -> Generator[PrefetchedStep | IngestEvent | None, None, None]:
+    ) -> Generator[PrefetchedStep | events.IngestEvent | None, None, None]:
         clock, backbone = self._first, self._session.backbone
         for item in source.steps(clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask):
             if isinstance(item, VideoStep):
@@ -160,7 +160,7 @@ class IngestRun:
             should_stop=unwanted,
         )
 
-    def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[IngestEvent]:
+    def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[events.IngestEvent]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
         first, before_s = self._session.clock.steps, self._session.clock.stream_time_s
         length_s = self._first.step_seconds
@@ -192,7 +192,7 @@ class IngestRun:
 
     # ---- the state ----
 
-    def _commit(self) -> Commit:
+    def _commit(self) -> events.Commit:
         self._committed, self._committed_at = self._session.clock, time.perf_counter()
         record = {
             **(asdict(self._source.info) if self._live is None else self._live.record(self._committed.stream_time_s)),
@@ -210,24 +210,24 @@ class IngestRun:
         with time_stage(self._timings, "commit"):
             state = make_state(self._session, source=self._segment.record(record), complete=self._complete)
             self._bytes = self._store.commit(state)
-        return Commit(str(self._store.path), self._committed.steps, self._committed.stream_time_s, self._bytes)
+        return events.Commit(str(self._store.path), self._committed.steps, self._committed.stream_time_s, self._bytes)
 
     # ---- the events ----
 
-    def _report_notes(self) -> Iterator[SourceNoted | WordsLost]:
+    def _report_notes(self) -> Iterator[events.SourceNoted | events.WordsLost]:
         for note in [one for one in self._source.notes if one not in self._noted]:
             self._noted.add(note)
-            yield SourceNoted(self._source.info.name, note)
+            yield events.SourceNoted(self._source.info.name, note)
         if self._subtitles.lost and not self._loss_reported:
             self._loss_reported = True
-            yield WordsLost(name_subtitles(self._subtitles.record) or "", self._subtitles.lost)
+            yield events.WordsLost(name_subtitles(self._subtitles.record) or "", self._subtitles.lost)
 
-    def _started(self) -> Started:
+    def _started(self) -> events.IngestStarted:
         session, clock, segment = self._session, self._session.clock, self._segment
         how: Literal["started", "continued", "appended", "finished"] = "appended" if clock.steps else "started"
         if segment.done or clock.steps > segment.first_step:
             how = "finished" if segment.done else "continued"
-        return Started(
+        return events.IngestStarted(
             state=str(self._store.path),
             source=self._source.info.name,
             how=how,
@@ -244,11 +244,11 @@ class IngestRun:
             words=name_subtitles(self._subtitles.record),
         )
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> events.IngestProgress:
         session, clock, duration_s = self._session, self._session.clock, self._source.info.duration_s
         end_s = duration_s and self._segment.start_s + duration_s
         frames = (clock.steps - self._first.steps) * clock.frames_per_step
-        return Progress(
+        return events.IngestProgress(
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
             duration_s=end_s,
@@ -259,12 +259,12 @@ class IngestRun:
             tokens_seen=clock.tokens_seen,
         )
 
-    def _summary(self) -> Summary:
+    def _summary(self) -> events.IngestSummary:
         clock, segment = self._session.clock, self._segment
         watched_s = clock.stream_time_s
         if self._complete:
-            watched_s = find_source_end(watched_s, segment.start_s, self._source.info.duration_s, clock)
-        return Summary(
+            watched_s = clip_source_end(watched_s, segment.start_s, self._source.info.duration_s, clock)
+        return events.IngestSummary(
             state=str(self._store.path),
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
@@ -284,8 +284,8 @@ class IngestRun:
 
 
 def _take_steps(
-    reading: Iterator[PrefetchedStep | IngestEvent | None], n: int
-) -> tuple[list[PrefetchedStep], list[IngestEvent | None], SourceError | None]:
+    reading: Iterator[PrefetchedStep | events.IngestEvent | None], n: int
+) -> tuple[list[PrefetchedStep], list[events.IngestEvent | None], SourceError | None]:
     """Return the next `n` steps; fewer before news, which come next, before an error, or at the end."""
     steps: list[PrefetchedStep] = []
     try:

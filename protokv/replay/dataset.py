@@ -24,10 +24,10 @@ from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo
 from protokv.replay.benchmarks.files import find_dataset_file, find_dataset_video
 from protokv.replay.memories import MemoryVariant
 from protokv.replay.questions import ReplayQuestion
-from protokv.replay.streams import ReplayFile, ReplayStream
+from protokv.replay.streams import ReplayStream, VideoFileStream
 from protokv.video import VideoStep
 from protokv.video.registry import fingerprint_video_file
-from protokv.video.sampling import group_samples, sample_frames
+from protokv.video.sampling import group_frames, sample_frames
 from protokv.video.source import Frame
 from protokv.words.find import SUBTITLES_AUTO, SUBTITLES_OFF
 
@@ -59,7 +59,7 @@ class _KeyFrames(ReplayStream):
     def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Sample the key frames by their times."""
         frames = (Frame(float(i), np.asarray(frame), 1.0) for i, frame in enumerate(self._frames))
-        return group_samples(sample_frames(frames, fps), frames_per_step)
+        return group_frames(sample_frames(frames, fps), frames_per_step)
 
 
 def open_dataset(
@@ -113,7 +113,7 @@ def _open(video: BenchmarkVideo, questions: Sequence[ReplayQuestion], root: Path
     else:
         if subtitles == SUBTITLES_AUTO and (file := find_dataset_file(root, [f"subtitle/{path.stem}.srt"])) is not None:
             subtitles = str(file)
-        stream = ReplayFile(path, questions, subtitles)
+        stream = VideoFileStream(path, questions, subtitles)
     stream.name = video.name
     return stream
 
@@ -134,7 +134,7 @@ def _place(question: ReplayQuestion, video: BenchmarkVideo, length_s: float, not
 TEXT_ONLY_VARIANT: Final = "text only"
 
 
-def fit_memory_variants(
+def complete_memory_variants(
     variants: Sequence[MemoryVariant], streams: Sequence[ReplayStream], backbone: Backbone, *, baselines: bool
 ) -> list[MemoryVariant]:
     """Give memories a share for words if a stream has words, and add the baselines that are not among them.

@@ -23,7 +23,7 @@ _LINES: Final = ("-", "--", ":", "-.")
 _FORMS: Final = (".png", ".pdf", ".svg")
 
 
-def check_report_figure(path: str | Path) -> None:
+def check_figure_path(path: str | Path) -> None:
     """Refuse a figure that cannot be drawn, before hours of work. ConfigError: no matplotlib, form, or folder."""
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib", hint="pip install 'protokv[plot]'")
@@ -34,8 +34,8 @@ def check_report_figure(path: str | Path) -> None:
 
 
 def save_report_figure(report: ReplayReport, path: str | Path) -> None:
-    """Draw a figure in the form of the suffix. ConfigError: as `check_report_figure`."""
-    check_report_figure(path)
+    """Draw a figure in the form of the suffix. ConfigError: as `check_figure_path`."""
+    check_figure_path(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.4), layout="constrained")

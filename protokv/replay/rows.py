@@ -94,20 +94,20 @@ class AnswerRow(ReplayTrial):
 def read_answer_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
     """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
 
-    SourceNotFound: a file does not exist. ConfigError: as `decode_answer_rows`, or the rows are of different studies.
+    SourceNotFound: a file does not exist. ConfigError: as `parse_answer_rows`, or the rows are of different studies.
     """
     rows: dict[str, AnswerRow] = {}
     facts: dict[str, Any] = {}
     for path in map(Path, paths):
         if not path.is_file():
             raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
-        for number, row in decode_answer_rows(path, AnswerRow):
+        for number, row in parse_answer_rows(path, AnswerRow):
             _check_study(facts, row, f"{path} line {number} is", "show the results of each study by itself")
             rows[row.key] = row
     return list(rows.values())
 
 
-def decode_answer_rows(path: Path, kind: type[_R]) -> Iterator[tuple[int, _R]]:
+def parse_answer_rows(path: Path, kind: type[_R]) -> Iterator[tuple[int, _R]]:
     """Yield each row of a file with the number of its line; a torn last line is left out, and so are unknown keys.
 
     ConfigError: a line that is not the last one is no row, or a packed file is damaged.

@@ -31,7 +31,7 @@ class ReplayStream(ABC):
         return []
 
 
-class ReplayFile(ReplayStream):
+class VideoFileStream(ReplayStream):
     """A video file."""
 
     def __init__(self, path: str | Path, questions: Sequence[ReplayQuestion], subtitles: str = SUBTITLES_OFF) -> None:
@@ -64,7 +64,7 @@ class ReplayFile(ReplayStream):
         return self._words.between(start_s, end_s)
 
 
-def open_replay_files(
+def open_replay_videos(
     sources: Sequence[str | Path], questions: str | Path, subtitles: str = SUBTITLES_OFF
 ) -> list[ReplayStream]:
     """Open video files with their questions and subtitles; a row without the name of a video is about the only one.
@@ -81,4 +81,4 @@ def open_replay_files(
         if video is not None and video not in by_name:
             raise ConfigError(f"question {question.id} is about {video}, which is none of the sources")
         own[next(iter(own)) if video is None else by_name[video]].append(question)
-    return [ReplayFile(source, found, subtitles) for source, found in own.items()]
+    return [VideoFileStream(source, found, subtitles) for source, found in own.items()]

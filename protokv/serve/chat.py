@@ -17,7 +17,7 @@ from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError
-from protokv.texts import check_question_text, find_broken_character, parse_strict_json
+from protokv.texts import check_question_text, find_invalid_character, parse_strict_json
 
 _MOST_ANSWER_TOKENS = 1024
 _LENGTHS = "max_completion_tokens", "max_tokens"
@@ -78,7 +78,7 @@ def _read_object(body: bytes) -> dict[str, Any]:
     for name, (allowed, instead) in _UNUSED.items():
         if data.get(name) not in allowed:
             raise ConfigError(f"{name}: {instead}")
-    if not isinstance(data.get("model"), str) or find_broken_character(data["model"]) is not None:
+    if not isinstance(data.get("model"), str) or find_invalid_character(data["model"]) is not None:
         raise ConfigError("model: expected the name of a state")
     return data
 

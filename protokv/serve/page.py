@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from protokv.serve.states import StateFolder
 from protokv.state.reader import read_thumbnails
-from protokv.state.sources import WallClockLog, describe_state_sources, read_kept_answers
+from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
 
 
 class WebPage:
@@ -48,7 +48,7 @@ class WebPage:
             "complete": header.complete,
             "model": header.backbone.name,
             "memory": header.memory.get("kind"),
-            "answers": [asdict(one) for one in read_kept_answers(header)],
+            "answers": [asdict(one) for one in read_standing_answers(header)],
             "live": log and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors},
             "thumbnails": [
                 {"time_s": one.time_s, "src": f"data:image/jpeg;base64,{base64.b64encode(one.jpeg).decode()}"}

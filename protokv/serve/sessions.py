@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 
 from protokv.core.pushed import STREAM_GAP_S, convert_picture_to_rgb
 from protokv.core.session import Session
-from protokv.errors import ConfigError, StateMismatch, clean_text
+from protokv.errors import ConfigError, StateMismatch, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
 from protokv.serve.states import StateFolder
@@ -40,7 +40,7 @@ _LONGEST_SILENCE_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class SessionLimits:
+class FedSessionLimits:
     """The limits of sessions."""
 
     most: int = 8  # sessions at once
@@ -63,7 +63,7 @@ def parse_session_request(body: bytes) -> _SessionRequest:
         return msgspec.json.decode(body or b"{}", type=_SessionRequest)
     except (msgspec.MsgspecError, ValueError) as error:
         what = "a session takes name, fps and system_prompt, and is asked at /v1/chat/completions"
-        raise ConfigError(f"{clean_text(error)}; {what}") from None
+        raise ConfigError(f"{escape_text(error)}; {what}") from None
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
@@ -75,7 +75,7 @@ def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
             return convert_picture_to_rgb(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names an object in memory where it knows no format.
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {clean_text(error)}"
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {escape_text(error)}"
         raise ConfigError(f"the frame is no whole JPEG, WebP or PNG{why}") from None
 
 
@@ -127,7 +127,7 @@ class _FedSession:
         # A session is asked. It says nothing to a frame.
         return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
 
-    def is_over(self, limits: SessionLimits) -> bool:
+    def is_over(self, limits: FedSessionLimits) -> bool:
         """Return True if nobody feeds it."""
         return not self.busy and time.monotonic() > self._fed_s + limits.idle_s
 
@@ -143,12 +143,12 @@ class _FedSession:
 class FedSessions:
     """The sessions that are fed. `find` is for any thread, and the rest for that of the model."""
 
-    def __init__(self, states: StateFolder, options: IngestOptions, limits: SessionLimits | None = None) -> None:
+    def __init__(self, states: StateFolder, options: IngestOptions, limits: FedSessionLimits | None = None) -> None:
         """Begin without any; they will be in the folder of `states`.
 
         Of `options` the memory, `every`, `keep` and `thumbnails` count, and for new sessions `fps` and `system`.
         """
-        self._states, self._options, self.limits = states, options, limits or SessionLimits()
+        self._states, self._options, self.limits = states, options, limits or FedSessionLimits()
         self._fed = dict[str, _FedSession]()
 
     def find(self, name: str) -> _FedSession:

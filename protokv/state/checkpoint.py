@@ -16,7 +16,7 @@ from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.core.packing import pack_tensors
 from protokv.core.session import Session
 from protokv.core.settings import MEMORY_VARIABLE
-from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, clean_text
+from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, escape_text
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.header import State, StateHeader
 from protokv.state.thumbnails import Thumbnails
@@ -79,7 +79,7 @@ def read_state_memory_config(header: StateHeader) -> MemoryConfig:
     except ConfigError as error:
         kind = header.memory.get("kind")
         if isinstance(kind, str) and kind not in MEMORIES:
-            why = f"the state is of the memory {clean_text(kind)}, which is not known here"
+            why = f"the state is of the memory {escape_text(kind)}, which is not known here"
             raise StateMismatch(why, hint=f"if it is yours, export {MEMORY_VARIABLE}=MODULE:CLASS") from error
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
@@ -125,10 +125,10 @@ def _load(header: StateHeader, name: str | None, revision: str | None, placement
             return load_backbone(named, folder=folder, **placement)
     if name is not None or named in find_packaged_models():
         return load_backbone(own, revision=revision, **placement)
-    where = f" at revision {clean_text(commit)}" if commit else ""
-    option = f" --revision {shlex.quote(clean_text(commit))}" if commit else ""
+    where = f" at revision {escape_text(commit)}" if commit else ""
+    option = f" --revision {shlex.quote(escape_text(commit))}" if commit else ""
     raise ModelError(
-        f"the state names the model {clean_text(named)}{where}, which is not in the local cache of hub models; "
+        f"the state names the model {escape_text(named)}{where}, which is not in the local cache of hub models; "
         "a state does not make protokv open other folders or download anything",
-        hint=f"if you know this model, name it yourself: --model {shlex.quote(clean_text(named))}{option}",
+        hint=f"if you know this model, name it yourself: --model {shlex.quote(escape_text(named))}{option}",
     )

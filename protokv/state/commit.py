@@ -24,7 +24,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from protokv import errors
-from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound, clean_text
+from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound, escape_text
 
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write elsewhere"),
@@ -80,7 +80,7 @@ def recover_state(path: Path) -> None:
             _hidden(path, "previous").replace(path)
 
 
-def remove_kept_state(path: Path, kept: Path) -> None:
+def remove_kept_commit(path: Path, kept: Path) -> None:
     """Remove a kept state of the one at `path`; it disappears atomically."""
     made = _hidden(path, "partial")
     _remove(made)
@@ -176,7 +176,7 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         if why is None:
             raise
         hint = _HINTS.get(getattr(why, "errno", None) or 0, "")
-        raise StateError(f"cannot write the state {os.fspath(path)}: {errors.read_cause(why)}", hint=hint) from error
+        raise StateError(f"cannot write the state {path}: {errors.format_os_error(why)}", hint=hint) from error
 
 
 @contextmanager
@@ -193,13 +193,13 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except Exception as error:
         why = errors.find_system_error(error)
         if why is None:
-            raise StateCorrupt(f"{where}: it cannot be read as a state ({clean_text(error)})") from error
+            raise StateCorrupt(f"{where}: it cannot be read as a state ({escape_text(error)})") from error
         if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise make_state_error(path) from None
-        raise StateError(f"cannot read the state {where}: {errors.read_cause(why)}") from error
+            raise make_state_not_found(path) from None
+        raise StateError(f"cannot read the state {where}: {errors.format_os_error(why)}") from error
 
 
-def make_state_error(path: str | os.PathLike[str]) -> StateNotFound:
+def make_state_not_found(path: str | os.PathLike[str]) -> StateNotFound:
     """Return the error of a state that does not exist."""
     hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
     return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)

@@ -28,7 +28,7 @@ from protokv import __version__
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
-from protokv.errors import StateCorrupt, StateError, StateMismatch, clean_text
+from protokv.errors import StateCorrupt, StateError, StateMismatch, escape_text
 
 FORMAT_VERSION = 1
 
@@ -77,13 +77,13 @@ class StateHeader:
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if type(version) is int and version > FORMAT_VERSION:
-            why = f"format_version: this version reads {FORMAT_VERSION}, the state has {clean_text(version)}"
+            why = f"format_version: this version reads {FORMAT_VERSION}, the state has {escape_text(version)}"
             raise StateMismatch(why, hint="upgrade protokv")
         try:
             return msgspec.convert(data, StateHeader)
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at `$.")
-            raise StateCorrupt(f"{where.rstrip('`') or 'header'}: {clean_text(what)}") from None
+            raise StateCorrupt(f"{where.rstrip('`') or 'header'}: {escape_text(what)}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def digest_document(document: Mapping[str, Any]) -> str:
 
 def _check_names(names: Iterable[str]) -> None:
     if wrong := [name for name in names if not _TENSOR_NAME.fullmatch(name)]:
-        raise StateCorrupt(f"tensor {clean_text(wrong[0])}: not a name that a tensor can have here")
+        raise StateCorrupt(f"tensor {escape_text(wrong[0])}: not a name that a tensor can have here")
 
 
 def seal_header(state: State) -> str:
@@ -153,7 +153,7 @@ def unseal_header(text: object) -> tuple[StateHeader, dict[str, str]]:
         digest, digests = document.pop("digest"), document["digests"]
         intact = digest == digest_document(document) and isinstance(digests, dict)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise StateCorrupt(f"header: there is no state of protokv in it ({clean_text(error)})") from error
+        raise StateCorrupt(f"header: there is no state of protokv in it ({escape_text(error)})") from error
     if not intact:
         raise StateCorrupt("header: it is not the one that was saved")
     _check_names(digests)

@@ -16,7 +16,7 @@ from protokv.errors import StateError, StateNotFound
 from protokv.state.checkpoint import load_recorded_backbone, restore_session
 from protokv.state.forms import StoredState
 from protokv.state.header import State, StateHeader
-from protokv.state.sources import WallClockLog, is_before, list_state_sources
+from protokv.state.sources import WallClockLog, is_earlier_state, list_state_sources
 from protokv.state.store import StatePath, StateStore, find_store
 from protokv.state.thumbnails import Thumbnail, Thumbnails
 from protokv.timings import Timings, time_stage
@@ -158,5 +158,5 @@ def _list_commits(store: StateStore) -> list[tuple[float, str | None]]:
     """Return stream time and place of the kept commits and of the current state (place None), ascending."""
     # Read this first: a commit that comes in between is later than this one.
     now, _ = store.read_header()
-    past = [(header.clock.stream_time_s, at) for at, header in store.list_kept() if is_before(header, now)]
+    past = [(header.clock.stream_time_s, at) for at, header in store.list_kept() if is_earlier_state(header, now)]
     return [*sorted(past), (now.clock.stream_time_s, None)]

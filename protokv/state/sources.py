@@ -2,8 +2,8 @@
 
 The record of a single source is a plain JSON object. After further sources it has three more fields: `earlier`, the
 records of the sources before it, and `first_step` and `start_s`, where in the stream it begins. The `fingerprint` of a
-record identifies the source; `is_same_stream` and `is_before` compare states by it. The record of a live source has a
-`WallClockLog` as `live`.
+record identifies the source; `is_same_stream` and `is_earlier_state` compare states by it. The record of a live source
+has a `WallClockLog` as `live`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from protokv.core.step import StreamClock
-from protokv.errors import StateCorrupt, clean_text
+from protokv.errors import StateCorrupt, escape_text
 from protokv.state.header import StateHeader
 from protokv.video import SourceDamage
 
@@ -27,11 +27,11 @@ from protokv.video import SourceDamage
 _MOST, _STEADY_S = 64, 2.0
 
 # Answers to standing questions that a state keeps, and the characters of an answer and of its question.
-MOST_KEPT_ANSWERS, MOST_ANSWER_CHARACTERS = 64, 500
+MOST_STANDING_ANSWERS, MOST_ANSWER_CHARACTERS = 64, 500
 
 
 @dataclass(frozen=True, slots=True)
-class SourcePart:
+class StreamSegment:
     """The part of a stream that comes from one source."""
 
     first_step: int = 0  # in the stream
@@ -45,42 +45,42 @@ class SourcePart:
         return {**source, **(place if self.earlier else {})}
 
 
-def read_source_part(header: StateHeader) -> SourcePart:
+def read_last_segment(header: StateHeader) -> StreamSegment:
     """Return the segment of the last source of a state. StateCorrupt if its record makes no sense."""
-    found: SourcePart = _convert({**(header.source or {}), "done": header.complete}, SourcePart)
+    found: StreamSegment = _convert({**(header.source or {}), "done": header.complete}, StreamSegment)
     return found
 
 
-def next_source_part(header: StateHeader) -> SourcePart:
-    """Return the segment of a source that follows everything a state has watched. Raises as `read_source_part`."""
-    before = read_source_part(header)
+def make_next_segment(header: StateHeader) -> StreamSegment:
+    """Return the segment of a source that follows everything a state has watched. Raises as `read_last_segment`."""
+    before = read_last_segment(header)
     last = {name: value for name, value in (header.source or {}).items() if name not in ("earlier", "answers")}
-    return SourcePart(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
+    return StreamSegment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
 def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
-    """Return the records of all sources of a state, in order. Raises as `read_source_part`."""
-    return (*read_source_part(header).earlier, header.source or {})
+    """Return the records of all sources of a state, in order. Raises as `read_last_segment`."""
+    return (*read_last_segment(header).earlier, header.source or {})
 
 
-def list_fingerprints(header: StateHeader) -> tuple[object, ...]:
-    """Return the fingerprint of each source of a state, in order; None if it has none. Raises as `read_source_part`."""
+def read_fingerprints(header: StateHeader) -> tuple[object, ...]:
+    """Return the fingerprint of each source of a state, in order, None for none. Raises as `read_last_segment`."""
     return tuple(one.get("fingerprint") for one in list_state_sources(header))
 
 
-def is_before(past: StateHeader, now: StateHeader) -> bool:
-    """Return True if one state is an earlier moment of the stream of another. Raises as `read_source_part`."""
+def is_earlier_state(past: StateHeader, now: StateHeader) -> bool:
+    """Return True if one state is an earlier moment of the stream of another. Raises as `read_last_segment`."""
     if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
         return False
-    return is_same_stream(past, now) and len(list_fingerprints(past)) <= len(list_fingerprints(now))
+    return is_same_stream(past, now) and len(read_fingerprints(past)) <= len(read_fingerprints(now))
 
 
 def is_same_stream(a: StateHeader, b: StateHeader) -> bool:
     """Return True if two states have the same model, settings and sources, as far as both have watched.
 
-    A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `read_source_part`.
+    A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `read_last_segment`.
     """
-    same = all(x is not None and x == y for x, y in zip(list_fingerprints(a), list_fingerprints(b), strict=False))
+    same = all(x is not None and x == y for x, y in zip(read_fingerprints(a), read_fingerprints(b), strict=False))
     return same and _identity(a) == _identity(b)
 
 
@@ -112,7 +112,7 @@ def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
     for record, after in zip(records, (*records[1:], None), strict=True):
         end_s, ended = header.clock.stream_time_s if after is None else after.start_s, header.complete or bool(after)
         if ended:
-            end_s = find_source_end(end_s, record.start_s, record.duration_s, header.clock)
+            end_s = clip_source_end(end_s, record.start_s, record.duration_s, header.clock)
         damage = SourceDamage.from_dict(record.damage)
         row = asdict(record) | {"end_s": end_s, "complete": ended, "damage": None if damage.ok else asdict(damage)}
         del row["duration_s"]
@@ -120,7 +120,7 @@ def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
     return found
 
 
-def find_source_end(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
+def clip_source_end(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
     """Return the stream time at which a source ended; its last step may reach beyond that, to `reached_s`."""
     if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
@@ -131,11 +131,11 @@ def _convert(value: object, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise StateCorrupt(f"source: {clean_text(error)}") from None
+        raise StateCorrupt(f"source: {escape_text(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAnswer:
+class StandingAnswer:
     """An answer to a standing question, as the record of the last source keeps it."""
 
     question: str
@@ -145,9 +145,9 @@ class KeptAnswer:
     probability: float | None = None  # of it among the choices; None: there were none
 
 
-def read_kept_answers(header: StateHeader) -> list[KeptAnswer]:
+def read_standing_answers(header: StateHeader) -> list[StandingAnswer]:
     """Return the last answers to standing questions, oldest first. StateCorrupt if the record makes no sense."""
-    return list(_convert((header.source or {}).get("answers", []), list[KeptAnswer]))
+    return list(_convert((header.source or {}).get("answers", []), list[StandingAnswer]))
 
 
 @dataclass(frozen=True, slots=True)

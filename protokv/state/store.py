@@ -34,12 +34,12 @@ from protokv.errors import (
     did_you_mean,
 )
 from protokv.state import commit as files
-from protokv.state.commit import explain_read_errors, explain_write_errors, lock, make_state_error, recover_state
+from protokv.state.commit import explain_read_errors, explain_write_errors, lock, make_state_not_found, recover_state
 from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
 from protokv.state.header import HEADER_KEY, MOST_HEADER_BYTES, State, StateHeader, seal_header, unseal_header
-from protokv.state.sources import is_before, is_same_stream
+from protokv.state.sources import is_earlier_state, is_same_stream
 from protokv.state.zarr import ZarrForm
-from protokv.texts import find_broken_character
+from protokv.texts import find_invalid_character
 from protokv.video.address import VIDEO_SUFFIXES
 from protokv.video.bucket import explain_bucket_errors, fetch_bucket_file, list_by_prefix, open_bucket
 
@@ -118,7 +118,7 @@ class StateStore:
         if self.keep is not None and self.keep > 1:
             with suppress(StateNotFound, StateCorrupt, StateMismatch):
                 old, _ = self.read_header()
-        self._replace(state, _name_kept(old) if old is not None and is_before(old, state) else None)
+        self._replace(state, _name_kept(old) if old is not None and is_earlier_state(old, state) else None)
         if self.keep is not None:
             # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
             with suppress(StateError):
@@ -140,7 +140,7 @@ class StateStore:
     def _retire_others(self, state: State, keep: int) -> None:
         """Remove all kept commits of this stream but the last ones, the oldest last."""
         ours = [(header, at) for at, header in self.list_kept() if is_same_stream(header, state)]
-        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
+        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_earlier_state(header, state))
         stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
         for at in {at for _, at in ours} - stay:
             self._retire(at)
@@ -195,7 +195,7 @@ class StateStore:
     def _retire(self, at: str) -> None:
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
-            files.remove_kept_state(self._target, Path(at))
+            files.remove_kept_commit(self._target, Path(at))
 
 
 class _BucketStore(StateStore):
@@ -278,7 +278,7 @@ def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
         with explain_bucket_errors(os.fspath(address), doing):
             yield
     except SourceNotFound:
-        raise make_state_error(address) from None
+        raise make_state_not_found(address) from None
     except SourceError as error:
         why = error.message.partition(": ")[2]
         raise StateError(f"cannot {doing} the state {address}: {why}", hint=error.hint) from error
@@ -315,7 +315,7 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
     """
     if keep is not None and keep < 1:
         raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
-    if find_broken_character(str(path)) is not None:
+    if find_invalid_character(str(path)) is not None:
         # Found out by the libraries of the forms only when a whole video is watched.
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
     suffix, outside = find_state_suffix(path), is_remote_state(path)

@@ -11,7 +11,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.state.checkpoint import make_state
 from protokv.state.header import State, StateHeader
-from protokv.state.sources import list_fingerprints
+from protokv.state.sources import read_fingerprints
 from protokv.state.store import StatePath, find_store
 
 
@@ -46,11 +46,11 @@ def refuse_input_as_target(target: StatePath, *inputs: object) -> None:
 def check_state_replaceable(target: StatePath, state: StateHeader) -> None:
     """Allow to replace a state of the same sources, or nothing. StateMismatch if something else is there."""
     try:
-        there = list_fingerprints(find_store(target, to_read=True).read_header()[0])
+        there = read_fingerprints(find_store(target, to_read=True).read_header()[0])
     except StateNotFound:
         return
     except (StateCorrupt, StateMismatch):
         there = ()
-    if not there or None in there or there != list_fingerprints(state):
+    if not there or None in there or there != read_fingerprints(state):
         what = "the state of another stream" if there else "no state that can be read"
         raise StateMismatch(f"{os.fspath(target)} is there already, and it is {what}", hint="replace it with --force")

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.tensors import TensorSpec
-from protokv.errors import StateCorrupt, clean_text, find_system_error
-from protokv.state.commit import make_state_error, sync_folder, write_state_file
+from protokv.errors import StateCorrupt, escape_text, find_system_error
+from protokv.state.commit import make_state_not_found, sync_folder, write_state_file
 from protokv.state.forms import StateForm, StoredState
 from protokv.state.header import DTYPE_NAMES, HEADER_KEY, State, make_canonical_json
 
@@ -79,7 +79,7 @@ class ZarrForm(StateForm):
         import zarr
 
         if not any(path.iterdir()):  # a user may make the folder first
-            raise make_state_error(path)
+            raise make_state_not_found(path)
         nbytes = _measure(path, _METADATA)
         root = zarr.open_group(path, mode="r", zarr_format=3, use_consolidated=False)
         document = root.attrs.get(HEADER_KEY)
@@ -92,7 +92,7 @@ class ZarrForm(StateForm):
             except Exception as error:
                 if find_system_error(error) is not None:
                     raise
-                raise StateCorrupt(f"tensor {clean_text(name)}: {clean_text(error)}") from error
+                raise StateCorrupt(f"tensor {escape_text(name)}: {escape_text(error)}") from error
             nbytes += size
         return StoredState(make_canonical_json(document), tensors, nbytes)
 
@@ -146,9 +146,9 @@ def _measure(root: Path, name: str) -> int:
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise StateCorrupt(f"it has no {clean_text(name)}") from None
+        raise StateCorrupt(f"it has no {escape_text(name)}") from None
     if not stat.S_ISREG(found.st_mode) or os.path.realpath(path) != str(path):
-        raise StateCorrupt(f"{clean_text(name)} is no file of the folder")
+        raise StateCorrupt(f"{escape_text(name)} is no file of the folder")
     if path.name == _METADATA and found.st_size > _LIMIT_BYTES:
-        raise StateCorrupt(f"{clean_text(name)}: {found.st_size} bytes are too many")
+        raise StateCorrupt(f"{escape_text(name)}: {found.st_size} bytes are too many")
     return found.st_size

@@ -22,7 +22,7 @@ from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import MAX_FRAME_PIXELS, SOURCE_TIMEOUT_S, explain_ffmpeg_error, open_container
-from protokv.video.decoding import FrameDecoding, FrameLosses, skip_to_key_frame
+from protokv.video.decoding import FrameDecoder, FrameLosses, skip_to_key_frame
 from protokv.video.probe import StreamProbe, choose_video_stream, convert_frame_to_rgb, probe_stream
 from protokv.video.source import (
     Frame,
@@ -218,10 +218,10 @@ class AVSource(Source):
             return None
         return chain([first], packets) if first.is_keyframe and self.timing.latest_s(first) <= start_s else None
 
-    def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoding:
+    def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoder:
         arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
         more: dict[str, Any] = {"arrivals": arrivals, "on_note": self.add_note, **begun}
-        return FrameDecoding(opened.found, opened.stream, opened.losses, self._convert, **more)
+        return FrameDecoder(opened.found, opened.stream, opened.losses, self._convert, **more)
 
     def _convert(self, frame: Any) -> Image:
         try:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, clean_text
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, escape_text
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -121,5 +121,5 @@ def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
         raise SourceNotFound(f"there is nothing at {address}", hint="check the spelling of the address") from None
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        why = clean_text(lines[0], 240) if lines else type(error).__name__
+        why = escape_text(lines[0], 240) if lines else type(error).__name__
         raise SourceError(f"cannot {doing} {address}: {why}", hint=_HINT) from error

@@ -38,7 +38,7 @@ _HOLE_S = 2.0
 _TICK_S = 1e-3
 
 
-def find_farthest_end(end_s: float) -> float:
+def bound_declared_end(end_s: float) -> float:
     """Return how far an honest file runs that declares this end."""
     return 1.1 * end_s + 10.0
 
@@ -108,7 +108,7 @@ class PacketClock:
         self.shift = self._moved = 0  # ticks that the joins so far added, and that are added to stamps now
         self.excused: set[int] = set()  # stamps of packets that are marked as corrupt only because a join follows
         end_s, ticks = timing.declared_s, timing.length
-        self._limit = math.inf if end_s is None else timing.ticks(find_farthest_end(end_s))
+        self._limit = math.inf if end_s is None else timing.ticks(bound_declared_end(end_s))
         self._confirmed = timing.ticks(timing.confirmed_s + _HOLE_S)
         self._gap, self._reorder = ticks(LONGEST_GAP_S), ticks(_REORDER_S)
         self._back, self._short, self._pause = ticks(_BACK_S), ticks(_SHORT_GAP_S), ticks(LONGEST_PAUSE_S)

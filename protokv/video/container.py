@@ -181,12 +181,12 @@ def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
     if not head:
         return SourceUnreadable(f"nothing came from {name}", hint="look at what the program before it says")
     if head[4:] == b"ftyp":
-        return make_index_error(name)
+        return make_mp4_index_error(name)
     why = f"{name} is not a video: FFmpeg knows no format that begins like it"
     return SourceUnreadable(why, hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE")
 
 
-def make_index_error(name: object) -> SourceUnreadable:
+def make_mp4_index_error(name: object) -> SourceUnreadable:
     """Return the error for an MP4 that cannot be read as it comes in."""
     return SourceUnreadable(
         f"{name} cannot be read as it comes in: it is an MP4 whose index comes after its pictures, or is damaged",

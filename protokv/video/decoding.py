@@ -121,7 +121,7 @@ def skip_to_key_frame(timing: PacketTiming, packets: Iterator[Any], start_s: flo
     yield from packets
 
 
-class FrameDecoding:
+class FrameDecoder:
     """One pass of a decoder over the packets of a stream, and the account of it: `losses`."""
 
     def __init__(

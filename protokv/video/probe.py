@@ -19,8 +19,8 @@ import av
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, PacketTiming, find_farthest_end
-from protokv.video.container import MAX_FRAME_PIXELS, make_index_error
+from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, PacketTiming, bound_declared_end
+from protokv.video.container import MAX_FRAME_PIXELS, make_mp4_index_error
 from protokv.video.source import Image, SourceInfo
 
 # AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture beside a track.
@@ -136,7 +136,7 @@ def probe_stream(
             break
     if first is None:
         if not seen and kind != "file" and "mov" in container.format.name:
-            raise make_index_error(name)
+            raise make_mp4_index_error(name)
         why = f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})"
         hint = f"it is damaged, its codec is not supported, or its frames have more than {max_pixels} pixels: "
         raise SourceUnreadable(why, hint=f"{hint}see --max-frame-pixels; `ffmpeg -i FILE OUT.mp4` may repair it")
@@ -261,7 +261,7 @@ def _origin(container: Any, stream: Any, first: int, longest_s: float) -> int:
         stated = round(whole / av.time_base / float(base))
     else:
         return first
-    far_s = find_farthest_end(longest_s) if longest_s else LONGEST_GAP_S
+    far_s = bound_declared_end(longest_s) if longest_s else LONGEST_GAP_S
     return first if float((first - stated) * base) > far_s else min(first, stated)
 
 

@@ -69,7 +69,7 @@ def sample_frames(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> 
         k += 1
 
 
-def group_samples(samples: Iterable[SampledFrame], frames_per_step: int, first_index: int = 0) -> Iterator[VideoStep]:
+def group_frames(samples: Iterable[SampledFrame], frames_per_step: int, first_index: int = 0) -> Iterator[VideoStep]:
     """Group samples into steps of `frames_per_step`; a short last one repeats its last, as in Qwen's processor."""
     samples = iter(samples)
     while group := list(islice(samples, frames_per_step)):
@@ -117,7 +117,7 @@ def read_steps(
         before = next(samples, None)
         if before is None or _mark(before.image) != mark:
             samples = read(start_s, True)
-    for step in group_samples(samples, frames_per_step, first_index):
+    for step in group_frames(samples, frames_per_step, first_index):
         # The frames of the last one may have ended because somebody asked.
         if should_stop():
             return

@@ -89,24 +89,24 @@ def _read_packet(packet: Any, stream: Any, origin_s: float) -> SubtitleLine | No
         text = data.decode("utf-16" if marked else "utf-8", "replace")
     elif codec in ("ass", "ssa"):
         # ReadOrder, Layer, Style, Name, three margins, Effect, Text
-        text = remove_ass_markup(data.decode(errors="replace").split(",", 8)[-1])
+        text = strip_ass_markup(data.decode(errors="replace").split(",", 8)[-1])
     else:
-        text = remove_overrides(data.decode(errors="replace"))
-    return make_line(start_s, long_s, text)
+        text = strip_ass_tags(data.decode(errors="replace"))
+    return make_subtitle(start_s, long_s, text)
 
 
-def make_line(start_s: float, long_s: float, text: str) -> SubtitleLine | None:
+def make_subtitle(start_s: float, long_s: float, text: str) -> SubtitleLine | None:
     """Return a line of at most `_MOST_OF_LINE` characters; None without text."""
     text = text.strip()[:_MOST_OF_LINE]
     return SubtitleLine(start_s, start_s + (long_s if long_s > 0 else _STAYS_S), text) if text else None
 
 
-def remove_overrides(text: str) -> str:
+def strip_ass_tags(text: str) -> str:
     r"""Leave out the overrides of ASS that SubRip files have, such as `{\an8}`."""
     return re.sub(r"\{\\[^}]*\}", "", text)
 
 
-def remove_ass_markup(text: str) -> str:
+def strip_ass_markup(text: str) -> str:
     r"""Leave out the drawings and the overrides of ASS; `\N` becomes a new line."""
     # What follows \p1 is a drawing, up to \p0.
     text = re.sub(r"\{[^{}]*\\p[1-9][^{}]*\}.*?(\{[^{}]*\\p0[^{}]*\}|$)", "", text, flags=re.DOTALL)

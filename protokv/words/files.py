@@ -16,7 +16,7 @@ from pathlib import Path
 from protokv.errors import SourceUnreadable
 from protokv.texts import format_count
 from protokv.video.source import SubtitleLine, SubtitleLines
-from protokv.video.text_tracks import MOST_CHARACTERS, MOST_TRACK_LINES, make_line, remove_ass_markup, remove_overrides
+from protokv.video.text_tracks import MOST_CHARACTERS, MOST_TRACK_LINES, make_subtitle, strip_ass_markup, strip_ass_tags
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
 _ARROW = r"-[- ]{0,3}>"  # some are written -> or -- >
@@ -110,7 +110,7 @@ def _read_rows(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
         if end < len(rows) and n + 1 + len(text) == end and text and text[-1].strip().isdecimal():
             text.pop()  # the number of the next line
         start_s, end_s = _seconds(found.groups()[:4]), _seconds(found.groups()[4:])
-        if line := make_line(start_s, end_s - start_s, remove_overrides("\n".join(text))):
+        if line := make_subtitle(start_s, end_s - start_s, strip_ass_tags("\n".join(text))):
             yield line
 
 
@@ -127,7 +127,7 @@ def _read_ass(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
             times_s = tuple(_seconds(time.groups()) for time in found if time)
             if len(times_s) < 2:
                 yield None
-            elif line := make_line(times_s[0], times_s[1] - times_s[0], remove_ass_markup(fields.get("text", ""))):
+            elif line := make_subtitle(times_s[0], times_s[1] - times_s[0], strip_ass_markup(fields.get("text", ""))):
                 yield line
 
 

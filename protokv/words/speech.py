@@ -53,7 +53,7 @@ def transcribe_to_subtitles(
             return
     recogniser, rows = load_speech_recogniser(model, device), list[str]()
     longest_s = _LONGEST_S[recogniser.model.config.model_type]
-    for start_s, samples in read_speech_pieces(Path(source), recogniser.feature_extractor.sampling_rate, longest_s):
+    for start_s, samples in split_audio_at_silence(Path(source), recogniser.feature_extractor.sampling_rate, longest_s):
         if should_stop():
             return
         for first_s, last_s, text in recognise_speech(recogniser, samples):
@@ -69,7 +69,7 @@ def transcribe_to_subtitles(
         raise ConfigError(f"cannot write {target}: {error.strerror}", hint="copy the video elsewhere") from error
 
 
-def read_speech_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[float, _Samples]]:
+def split_audio_at_silence(video: Path, rate: int, longest_s: float) -> Iterator[tuple[float, _Samples]]:
     """Give the sound of a video but for silence: the start in seconds of its pictures, and float32 `[n]` at `rate`.
 
     A piece ends at the quietest tenth of a second in its last two thirds, or where the sound has a gap.

@@ -22,7 +22,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.replay.benchmarks import find_benchmark
-from protokv.replay.dataset import OpenDataset, fit_memory_variants, open_dataset
+from protokv.replay.dataset import OpenDataset, complete_memory_variants, open_dataset
 from protokv.replay.figure import save_report_figure
 from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.memories import MemoryVariant, make_memory_variants, vary_memory_settings
@@ -136,7 +136,7 @@ def open_part(study: Study, options: argparse.Namespace, model: str) -> Part:
 def plan_part(part: Part, backbone: Backbone, dataset: str | None) -> ReplayPlan:
     """Plan what is asked of what and when; a data set adds its baselines."""
     streams = part.opened.streams
-    variants = fit_memory_variants(part.variants, streams, backbone, baselines=dataset is not None)
+    variants = complete_memory_variants(part.variants, streams, backbone, baselines=dataset is not None)
     setup = TrialSetup.of(backbone, find_benchmark(dataset) if dataset else None)
     return make_replay_plan(streams, variants, part.delays_s, setup, wanted_s=part.wanted_s, types=part.types)
 

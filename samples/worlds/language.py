@@ -41,7 +41,7 @@ from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.memories import MemoryVariant
 from protokv.replay.metrics import bootstrap
-from protokv.replay.rows import cut_torn_answer_row, decode_answer_rows, read_results_text
+from protokv.replay.rows import cut_torn_answer_row, parse_answer_rows, read_results_text
 from protokv.words.transcript import Transcript
 from samples.worlds.lines import Said, draw_said
 from samples.worlds.llama import Llama
@@ -333,7 +333,7 @@ def resume_rows(path: Path) -> list[LanguageRow]:
     """
     if not path.exists():
         return []
-    rows = [row for _, row in decode_answer_rows(path, LanguageRow)]
+    rows = [row for _, row in parse_answer_rows(path, LanguageRow)]
     cut_torn_answer_row(path, _ROW_START)
     return rows
 
@@ -347,7 +347,7 @@ def read_language(paths: Sequence[str | Path]) -> list[LanguageRow]:
     first = Path(paths[0])
     if not first.is_file() or not read_results_text(first).startswith(_ROW_START.decode()):
         return []
-    rows = [row for path in paths for _, row in decode_answer_rows(Path(path), LanguageRow)]
+    rows = [row for path in paths for _, row in parse_answer_rows(Path(path), LanguageRow)]
     check_rows(rows, rows[0].facts)
     return rows
 

@@ -21,7 +21,7 @@ from protokv.replay.benchmarks import find_question_group as find_dataset_group
 from protokv.replay.questions import ReplayQuestion
 from protokv.replay.streams import ReplayStream
 from protokv.video import VideoStep
-from protokv.video.sampling import group_samples, sample_frames
+from protokv.video.sampling import group_frames, sample_frames
 from protokv.video.source import Frame
 from samples.worlds.events import BLOCK_S
 from samples.worlds.phrases import GROUPS, ORDER_TYPES, SPEECH_TYPES, TIME_TYPES, TYPES
@@ -167,7 +167,7 @@ class WorldStream(ReplayStream):
         """Draw the frames at the sampling times."""
         n = round(self.length_s * fps)
         frames = (Frame(k / fps, self.world.frame(k / fps), 1 / fps) for k in range(n))
-        return group_samples(sample_frames(frames, fps), frames_per_step)
+        return group_frames(sample_frames(frames, fps), frames_per_step)
 
     def words(self, start_s: float, end_s: float) -> list[str]:
         """Return the captions of the seconds that begin there."""

@@ -11,11 +11,12 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from protokv.ingestion import Progress
+from protokv.ingestion import IngestProgress, events
 from protokv.state.commit import lock
 from protokv.state.reader import load_state
 from protokv_cli.exits import ExitCode
@@ -54,16 +55,17 @@ def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of
 def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
     protokv: Program, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Progress] = []
+    told: list[IngestProgress] = []
 
-    def progress(**values: Any) -> Progress:
-        told.append(Progress(**values))
+    def progress(**values: Any) -> IngestProgress:
+        told.append(IngestProgress(**values))
         if len(told) == 5:
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGHUP)
         return told[-1]
 
-    monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
+    told_by = SimpleNamespace(**{**vars(events), "IngestProgress": progress})
+    monkeypatch.setattr("protokv.ingestion.watching.events", told_by)
     # Hear SIGHUP, which nohup ignores for the tests themselves.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert protokv("ingest", video, *ARGUMENTS).code == ExitCode.HUNG_UP

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protokv.fleet import JobRecipe, VideoJob, VideoOutcome, plan_fleet, run_fleet
+from protokv.fleet import JobRecipe, VideoJob, VideoOutcome, list_video_jobs, run_fleet
 from protokv.fleet.worker import FleetWorker
 from protokv.ingestion import Every, IngestOptions, ingest_events
 from protokv.memories import DurableConfig
@@ -57,7 +57,7 @@ def server(films: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def jobs(films: Path) -> list[VideoJob]:
-    return [job for job in plan_fleet([str(films)]) if job.key != "broken"]
+    return [job for job in list_video_jobs([str(films)]) if job.key != "broken"]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protokv.fleet import JobRecipe, VideoJob
-from protokv.fleet.worker import FleetWorker, VideoFailure, examine_video
+from protokv.fleet.worker import FleetWorker, VideoFailure, check_video_status
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from tests.fleet.conftest import CONFIG, write_video
@@ -27,14 +27,14 @@ def job(tmp_path: Path) -> VideoJob:
 
 def find(job: VideoJob, recipe: JobRecipe) -> tuple[str, int, float]:
     """The status of a video, and the steps and the stream time of its state."""
-    found = examine_video(job, recipe, MOCK)
+    found = check_video_status(job, recipe, MOCK)
     assert found.failure is None, found.failure
     return found.status, found.steps, found.stream_time_s
 
 
 def check_refused(job: VideoJob, recipe: JobRecipe, why: str) -> None:
     """Check that a video fails for this reason, and is started over by force."""
-    found = examine_video(job, recipe, MOCK)
+    found = check_video_status(job, recipe, MOCK)
     assert found.status == "failed"
     assert found.failure is not None
     assert re.search(why, f"{found.failure.kind}: {found.failure.message}")
@@ -57,11 +57,11 @@ def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: VideoJ
     path = watch(job, recipe)
     # `overwrite` leaves a finished video alone.
     assert find(job, recipe) == find(job, changed(recipe, overwrite=True)) == ("done", 3, 3.0)
-    assert examine_video(job, recipe, MOCK).file_bytes == path.stat().st_size
+    assert check_video_status(job, recipe, MOCK).file_bytes == path.stat().st_size
     state = load_state(path)
     damage = {"ok": False, "message": "2 frames lost", "frames_lost": 2}
     save_state(replace(state, source={**(state.source or {}), "damage": damage}), path)
-    found = examine_video(job, recipe, MOCK)
+    found = check_video_status(job, recipe, MOCK)
     assert (found.status, found.failure) == ("done", VideoFailure("Damaged", "2 frames lost"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.fleet import find_fleet_states, locate_fleet_state, plan_fleet
+from protokv.fleet import find_fleet_states, list_video_jobs, locate_fleet_state
 from protokv.fleet.plan import is_fleet_folder
 
 
@@ -23,7 +23,7 @@ from protokv.fleet.plan import is_fleet_folder
     ],
 )
 def test_videos_are_found_once_and_have_keys(sources: list[str], keys: list[str], films: Path) -> None:
-    assert [job.key for job in plan_fleet([source.format(films=films) for source in sources])] == keys
+    assert [job.key for job in list_video_jobs([source.format(films=films) for source in sources])] == keys
 
 
 def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> Non
         (SourceNotFound, [str(tmp_path)], "there is no video in"),
     ):
         with pytest.raises(error, match=match):
-            plan_fleet(named)
+            list_video_jobs(named)
 
 
 def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> None:

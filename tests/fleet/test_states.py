@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from protokv.errors import StateCorrupt
-from protokv.fleet import JobRecipe, VideoJob, find_fleet_states, locate_fleet_state, plan_fleet
-from protokv.fleet.states import load_fleet_backbone, survey_fleet
+from protokv.fleet import JobRecipe, VideoJob, find_fleet_states, list_video_jobs, locate_fleet_state
+from protokv.fleet.states import describe_fleet_states, load_fleet_backbone
 from protokv.ingestion import Every
 from protokv.state.reader import load_state
 from tests.fleet.conftest import InlinePool, ends, outcomes
@@ -23,7 +23,7 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[VideoJob], r
     bad.write_bytes(b"no state")
     with pytest.raises(StateCorrupt):
         load_fleet_backbone([str(bad)], None, device="cpu", device_map=None)
-    broken, row = survey_fleet(recipe.place)
+    broken, row = describe_fleet_states(recipe.place)
     assert broken.keys() == row.keys()
     assert (broken["complete"], broken["steps"]) == (False, None)
     assert "0.safetensors" in broken["failure"]
@@ -38,8 +38,8 @@ def test_a_bucket_of_videos_becomes_a_bucket_of_states_and_then_nothing_is_left(
 ) -> None:
     options = replace(recipe.options, every=Every(n_steps=3))
     recipe = replace(recipe, place=f"s3://bucket/{tmp_path.name}", options=options)
-    assert [job.key for job in plan_fleet(["s3://bucket/videos/s*/*"])] == ["sub/c"]
-    jobs = [job for job in plan_fleet(["s3://bucket/videos/"]) if job.key != "broken"]
+    assert [job.key for job in list_video_jobs(["s3://bucket/videos/s*/*"])] == ["sub/c"]
+    jobs = [job for job in list_video_jobs(["s3://bucket/videos/"]) if job.key != "broken"]
     assert ends(outcomes(jobs, InlinePool(recipe, 2), recipe)) == dict.fromkeys(singly, ("watched", 1))
     # Objects beside a state and at other prefixes are ignored.
     for key in (f"{tmp_path.name}/notes.txt", f"{tmp_path.name}-y/d.safetensors"):

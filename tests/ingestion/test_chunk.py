@@ -10,7 +10,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import StateMismatch
-from protokv.ingestion import Commit, Every, LiveOptions, Progress, ingest_events
+from protokv.ingestion import Commit, Every, IngestProgress, LiveOptions, ingest_events
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.reader import load_state
 from tests.conftest import random_frames
@@ -78,7 +78,7 @@ def test_a_step_attends_to_the_memory_and_the_chunk_so_far(tiny: Backbone, monke
 
 def test_progress_and_commits_come_behind_whole_chunks(path: Path) -> None:
     told = events(path, chunk=4, every=Every(n_steps=1))
-    assert [event.steps for event in told if isinstance(event, Progress)] == [4, 8, 11]
+    assert [event.steps for event in told if isinstance(event, IngestProgress)] == [4, 8, 11]
     assert [event.steps for event in told if isinstance(event, Commit)] == [4, 8, 11, 11]
 
 

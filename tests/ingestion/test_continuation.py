@@ -9,11 +9,11 @@ import pytest
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
-from protokv.ingestion import Every, Progress, Summary, ingest_events
+from protokv.ingestion import Every, IngestProgress, IngestSummary, ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.checkpoint import make_state, restore_session
 from protokv.state.reader import StateReader, load, load_state
-from protokv.state.sources import list_fingerprints
+from protokv.state.sources import read_fingerprints
 from protokv.state.writer import save
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
@@ -31,14 +31,14 @@ class Run:
 
     backbone: Backbone = MockBackbone()
 
-    def __call__(self, path: Path, source: Source, *, stop_after: int = 10**9, **options: object) -> Summary:
+    def __call__(self, path: Path, source: Source, *, stop_after: int = 10**9, **options: object) -> IngestSummary:
         options = {"config": CONFIGS["durable"], "backbone": self.backbone, "every": Every(n_steps=2), **options}
         steps: list[object] = []
         events = ingest_events(source, path, should_stop=lambda: len(steps) >= stop_after, **options)  # type: ignore[arg-type]
         self.started = next(events)
         for event in events:
-            steps += [event] if isinstance(event, Progress) else []
-        assert isinstance(event, Summary)
+            steps += [event] if isinstance(event, IngestProgress) else []
+        assert isinstance(event, IngestSummary)
         return event
 
 
@@ -91,7 +91,7 @@ def test_appending_gives_the_state_of_a_session_of_all(name: str, run: Run, tiny
     assert {n: t.tolist() for n, t in found.tensors.items() if not n.startswith("thumbnails.")} == {
         n: t.tolist() for n, t in make_state(session).tensors.items()
     }
-    assert list_fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
+    assert read_fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
     # The short last step of a source is filled, and the next source begins after it.
     assert found.source is not None
     assert (found.source["first_step"], found.source["start_s"]) == (8, 8.0)
@@ -143,7 +143,7 @@ def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run
     with pytest.raises(StateMismatch, match="this run's source is"):
         run(path, live)
     assert run(path, live, append=True).steps == 13
-    assert list_fingerprints(StateReader.open(path).header) == (None, None, None)
+    assert read_fingerprints(StateReader.open(path).header) == (None, None, None)
 
 
 def changed(**fields: object) -> dict[str, object]:

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from protokv.core.session import Session
 from protokv.errors import SourceDenied, SourceError, SourceNotFound, SourceUnreadable, StateMismatch
 from protokv.ingestion import (
-    Answered,
     Commit,
     Every,
     FramesDropped,
+    IngestProgress,
+    IngestStarted,
+    IngestSummary,
     LiveOptions,
-    Progress,
+    QuestionAnswered,
     SourceLost,
     SourceRecovered,
     StandingQuestion,
-    Started,
-    Summary,
     ingest_events,
 )
 from protokv.ingestion.live import LiveConnectionEnd, LiveQueue
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
-from protokv.state.sources import SourcePart, WallClockLog
+from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
@@ -54,7 +54,7 @@ def run(world: World, path: Path, *, until: int | None = None, **options: Any) -
 
 
 def times_of(events: list[Any]) -> list[float]:
-    return [one.stream_time_s for one in events if isinstance(one, Progress)]
+    return [one.stream_time_s for one in events if isinstance(one, IngestProgress)]
 
 
 def log_of(path: Path) -> WallClockLog:
@@ -76,7 +76,7 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
     found = log_of(path)
     assert [(one.from_s, one.to_s) for one in found.gaps] == [(10.0, 70.0), (80.0, None)]
     assert (found.gaps_in_all, found.anchors, found.stream_time(EPOCH + 75.0)) == (2, [(0.0, EPOCH)], 75.0)
-    assert [one.frames_dropped for one in events if isinstance(one, Summary)] == [0]
+    assert [one.frames_dropped for one in events if isinstance(one, IngestSummary)] == [0]
 
 
 def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_later_run_goes_on_in_the_same_stream_after_a_gap(away_s: float, path:
     before = log_of(path)
     second = World([50, gone()], began_s=first.now_s + away_s)
     events = run(second, path)
-    assert [one.how for one in events if isinstance(one, Started)] == ["continued"]
+    assert [one.how for one in events if isinstance(one, IngestStarted)] == ["continued"]
     times, after = times_of(events), log_of(path)
     assert len(times) == 5
     assert times[0] >= max(8.0, first.now_s + away_s)
@@ -151,7 +151,7 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
     with pytest.raises(StateMismatch, match=r"rtsp://other/1"):
         run(World([50, gone()]), path, text="rtsp://other/1")
     events = run(World([50, gone()]), path, text="rtsp://other/1", append=True)
-    assert [one.steps for one in events if isinstance(one, Started | Summary)] == [5, 10]
+    assert [one.steps for one in events if isinstance(one, IngestStarted | IngestSummary)] == [5, 10]
     assert len(StateReader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
     assert log_of(path).anchors[0][0] == 5.0
     *_, summary = ingest_events(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
@@ -180,7 +180,7 @@ def test_a_wrong_address_is_an_error_and_a_right_one_is_tried_again(kind: type[S
 
 
 def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(path: Path, tmp_path: Path) -> None:
-    assert [type(one) for one in run(World(), path)] == [Started, SourceLost, Commit, Summary]
+    assert [type(one) for one in run(World(), path)] == [IngestStarted, SourceLost, Commit, IngestSummary]
     never = {"should_stop": lambda: False}
     with pytest.raises(SourceUnreadable, match="no frame"):
         run(World(), tmp_path / "t.safetensors", for_s=0.05, **never)
@@ -202,7 +202,7 @@ def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fp
     world = World(*([n, ("quiet", quiet_s), n, gone()] for n, quiet_s in parts))
     with world.source(stall_s=1e9, retry_s=(1e-6, 1e-6)) as source:
         # The camera refuses every connection after its scripts, and the source is tried for ever.
-        steps = source.steps(fps, 1, SourcePart(), 3.0, world.watched(source))
+        steps = source.steps(fps, 1, StreamSegment(), 3.0, world.watched(source))
         items = [one for one in steps if one is not None]
     times = [one.time_s if isinstance(one, VideoStep) else one.stream_time_s for one in items]
     assert times[0] >= 3.0 - 1 / fps
@@ -233,7 +233,7 @@ def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Pa
     assert log_of(path).frames_dropped == summary.frames_dropped
     (slow,) = [one for one in events if isinstance(one, FramesDropped)]
     assert slow.stream_fps > slow.watched_fps > 0
-    assert max(one.frames_dropped for one in events if isinstance(one, Progress)) == summary.frames_dropped
+    assert max(one.frames_dropped for one in events if isinstance(one, IngestProgress)) == summary.frames_dropped
     # The newest frames are left.
     assert summary.stream_time_s > 295.0
 
@@ -274,6 +274,6 @@ def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(
 
     monkeypatch.setattr(Session, "ask", wait)
     events = run(world, path, on_pressure="drop", ask=(StandingQuestion("what is it", 5.0),))
-    said = [(one.stream_time_s, one.late_s, one.frames_dropped) for one in events if isinstance(one, Answered)]
+    said = [(one.stream_time_s, one.late_s, one.frames_dropped) for one in events if isinstance(one, QuestionAnswered)]
     assert said == [(5.0, 35.0, 54), (33.0, 7.0, 0), (35.0, 5.0, 0), (40.0, 0.0, 0)]
     assert events[-1].frames_dropped == 54

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from protokv.errors import SourceDenied, SourceError
-from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, ingest, ingest_events
+from protokv.ingestion import IngestProgress, LiveOptions, SourceLost, SourceRecovered, ingest, ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
@@ -61,7 +61,7 @@ def watch(
 
 
 def steps_in(events: list[Any]) -> int:
-    return sum(isinstance(one, Progress) for one in events)
+    return sum(isinstance(one, IngestProgress) for one in events)
 
 
 def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., None], port: int, path: Path) -> None:
@@ -71,14 +71,14 @@ def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., Non
     camera["url"] = address.replace("admin:s3cret@", "")
 
     def recovered(events: list[Any]) -> bool:
-        return any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], Progress)
+        return any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], IngestProgress)
 
     start_camera(**camera)
     again = lambda event: start_camera(**camera) if isinstance(event, SourceLost) else None  # noqa: E731
     events = watch(address, path, recovered, again, input={"rtsp_flags": "listen"})
     kinds = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
     assert kinds == [SourceLost, SourceRecovered]
-    times = [one.stream_time_s for one in events if isinstance(one, Progress)]
+    times = [one.stream_time_s for one in events if isinstance(one, IngestProgress)]
     assert len(times) >= 2
     assert all(b > a for a, b in itertools.pairwise(times))
     found = WallClockLog.read(StateReader.open(path).header.source)

@@ -29,7 +29,7 @@ from protokv.ingestion import (
 )
 from protokv.state.describe import describe_state
 from protokv.state.reader import StateReader, load_state
-from protokv.state.sources import read_kept_answers
+from protokv.state.sources import read_standing_answers
 from protokv.state.store import StateStore
 from protokv.video import Frame, SourceDamage
 from tests.mock_backbone import MockBackbone
@@ -238,14 +238,14 @@ def says(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 def test_an_answer_that_equals_the_last_one_is_no_news_however_much_else_was_answered(
     path: Path, says: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protokv.ingestion.asking.MOST_KEPT_ANSWERS", 4)
+    monkeypatch.setattr("protokv.ingestion.asking.MOST_STANDING_ANSWERS", 4)
     says |= {"quiet": [*["Yes"] * 8, "yes", "no"], "other": [*map(str, range(9)), "x" * 900]}
     asked = StandingQuestion("quiet", 1.0, on_change=True), StandingQuestion("other", 1.0)
     found = [
         (one.stream_time_s, one.answer) for one in run(Prepared(1, 20), path, ask=asked) if isinstance(one, Answered)
     ]
     assert [one for one in found if not one[1][0].isdigit()][:-1] == [(1, "Yes"), (10, "no")]
-    kept = [(one.stream_time_s, one.answer) for one in read_kept_answers(load_state(path))]
+    kept = [(one.stream_time_s, one.answer) for one in read_standing_answers(load_state(path))]
     assert kept == [(8, "7"), (9, "8"), (10, "no"), (10, "x" * 500)]
 
 
@@ -255,7 +255,7 @@ def test_the_answers_are_those_of_the_stream_and_hold_no_nonsense(path: Path, sa
     for source, every_s in ((A, 3.0), (B, None), (Prepared(3, 6), 5.0)):
         list(run(source, path, ask=(StandingQuestion("a", every_s),) if every_s else (), append=True))
     state = load_state(path)
-    assert [(one.stream_time_s, one.answer) for one in read_kept_answers(state)] == [(3, "one"), (10, "two")]
+    assert [(one.stream_time_s, one.answer) for one in read_standing_answers(state)] == [(3, "one"), (10, "two")]
     assert not any("answers" in one for one in state.source["earlier"])  # type: ignore[index]
     with pytest.raises(StateCorrupt, match="source"):
-        read_kept_answers(replace(state, source={"answers": [{"question": 3}]}))
+        read_standing_answers(replace(state, source={"answers": [{"question": 3}]}))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError
-from protokv.replay.figure import check_report_figure, save_report_figure
+from protokv.replay.figure import check_figure_path, save_report_figure
 from protokv.replay.report import summarise_answers
 from tests.replay.rows import example_rows
 
@@ -46,4 +46,4 @@ def test_a_figure_has_the_form_of_its_suffix_or_is_refused_beforehand(
         assert (tmp_path / name).read_bytes().startswith(start)
         monkeypatch.setattr("protokv.replay.figure.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=said or "need matplotlib"):
-        check_report_figure(tmp_path / name)
+        check_figure_path(tmp_path / name)

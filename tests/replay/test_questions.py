@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.replay.questions import ASK_SLACK_S, DELAY_LADDER_S, ReplayQuestion, fit_delays, load_questions, plan_asks
-from protokv.replay.streams import open_replay_files
+from protokv.replay.streams import open_replay_videos
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 ASKED = {"question": "Who?", "answer": "Ann", "ask_s": 1}
@@ -48,18 +48,18 @@ def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
     other.write_bytes(SAMPLE.read_bytes())
     named = [{**ASKED, "question": "A?", "video": "other"}, {**ASKED, "question": "B?", "video": "video.mp4"}]
     file = write(tmp_path / "q.jsonl", *named)
-    streams = open_replay_files([SAMPLE, other], file)
+    streams = open_replay_videos([SAMPLE, other], file)
     assert [[question.text for question in stream.questions] for stream in streams] == [["B?"], ["A?"]]
     with pytest.raises(ConfigError, match="about other, which is none"):
-        open_replay_files([SAMPLE], file)
+        open_replay_videos([SAMPLE], file)
     write(file, ASKED)
     with pytest.raises(ConfigError, match="names no video"):
-        open_replay_files([SAMPLE, other], file)
-    assert len(open_replay_files([SAMPLE], file)[0].questions) == 1
+        open_replay_videos([SAMPLE, other], file)
+    assert len(open_replay_videos([SAMPLE], file)[0].questions) == 1
     other.write_text("not a video")
     for questions, error in ((file, SourceUnreadable), (tmp_path / "absent.jsonl", SourceNotFound)):
         with pytest.raises(error, match=r"other|absent\.jsonl"):
-            open_replay_files([other], questions)
+            open_replay_videos([other], questions)
 
 
 def question(number: int, t0: float, kind: str = "colour") -> ReplayQuestion:

@@ -19,7 +19,7 @@ import protokv
 from protokv.core.session import Session
 from protokv.ingestion import Every, IngestOptions
 from protokv.memories import DurableConfig
-from protokv.serve import FedSessions, SessionLimits, StateFolder
+from protokv.serve import FedSessionLimits, FedSessions, StateFolder
 from protokv.serve.sessions import parse_session_request
 from protokv.state.reader import StateReader
 from tests.conftest import random_frames
@@ -94,7 +94,7 @@ def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_wa
 
 
 def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_path: Path) -> None:
-    with server(tmp_path, feed=(IngestOptions(config=CONFIG), SessionLimits(idle_s=0.5))) as address:
+    with server(tmp_path, feed=(IngestOptions(config=CONFIG), FedSessionLimits(idle_s=0.5))) as address:
         call, until_s = calls(address), time.monotonic() + 30
         call(body={"name": "porch"})
         for i in (0, 1):
@@ -110,7 +110,9 @@ def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_pat
 
 
 def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time(tmp_path: Path) -> None:
-    sessions = FedSessions(StateFolder(tmp_path, MockBackbone()), IngestOptions(config=CONFIG), SessionLimits(most=1))
+    sessions = FedSessions(
+        StateFolder(tmp_path, MockBackbone()), IngestOptions(config=CONFIG), FedSessionLimits(most=1)
+    )
     one = sessions.find(sessions.open(parse_session_request(b""))["session_id"])
     with pytest.raises(HTTPException, match="503"):
         sessions.open(parse_session_request(b""))
@@ -124,7 +126,7 @@ def strict(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     folder = tmp_path_factory.mktemp("strict")
     (folder / "door.safetensors").write_bytes((made / "door.safetensors").read_bytes())
     (folder / "odd.safetensors").symlink_to("elsewhere")
-    feed = (IngestOptions(config=CONFIG), SessionLimits(frame_bytes=2000, frame_pixels=10 * 15))
+    feed = (IngestOptions(config=CONFIG), FedSessionLimits(frame_bytes=2000, frame_pixels=10 * 15))
     with server(folder, feed=feed, token="right") as address:
         assert [calls(address, Authorization="Bearer right")(body={"name": one})[0] for one in "ab"] == [201, 201]
         yield address

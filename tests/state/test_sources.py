@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.state.sources import _MOST, WallClockLog, is_before, list_fingerprints, next_source_part, read_source_part
+from protokv.state.sources import (
+    _MOST,
+    WallClockLog,
+    is_earlier_state,
+    make_next_segment,
+    read_fingerprints,
+    read_last_segment,
+)
 from tests.state.conftest import moment as at
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=1, max_size=30)
@@ -65,22 +72,24 @@ ONE, TWO, THREE = ({"name": f"{letter}.mp4", "fingerprint": letter} for letter i
 def test_sources_are_listed_in_order_with_the_beginning_of_each():
     state = at(3, source=ONE, complete=True)
     for step, source in [(5, TWO), (9, THREE)]:
-        segment = next_source_part(state)
+        segment = make_next_segment(state)
         assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
         state = at(step, source=segment.record(source), complete=True)
-        assert read_source_part(state) == replace(segment, done=True)
-    assert list_fingerprints(state) == ("a", "b", "c")
-    places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_source_part(state).earlier]
+        assert read_last_segment(state) == replace(segment, done=True)
+    assert read_fingerprints(state) == ("a", "b", "c")
+    places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_last_segment(state).earlier]
     assert places == [("a.mp4", None, None), ("b.mp4", 3, 6.0)]
     assert (state.source["first_step"], state.source["start_s"]) == (5, 10.0)
-    assert is_before(at(1), at(2))
+    assert is_earlier_state(at(1), at(2))
     for source in (None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None}):
-        assert not is_before(at(1, source=source), at(2, source=source)), "without a fingerprint it equals no other"
+        assert not is_earlier_state(at(1, source=source), at(2, source=source)), (
+            "without a fingerprint it equals no other"
+        )
 
 
 def test_a_record_that_makes_no_sense_is_named():
     good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
-    read_source_part(at(3, source=good))
+    read_last_segment(at(3, source=good))
     for field, value in (("earlier", 5), ("earlier", ["a"]), ("first_step", 1.5), ("start_s", "0")):
         with pytest.raises(StateCorrupt, match=rf"source: .*\$\.{field}"):
-            read_source_part(at(3, source={**good, field: value}))
+            read_last_segment(at(3, source={**good, field: value}))

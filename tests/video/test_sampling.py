@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.video import Frame, group_samples, sample_frames
+from protokv.video import Frame, group_frames, sample_frames
 from protokv.video.sampling import SAMPLING_SLACK_S
 from protokv.video.source import drop_frames_before
 
@@ -44,7 +44,7 @@ def test_a_rate_that_is_not_a_positive_number_is_refused(fps):
 
 
 def test_a_short_last_step_repeats_its_last_frame():
-    got = list(group_samples(sample_frames(frames_at([0.0, 1.0, 2.0]), 1.0), 2))
+    got = list(group_frames(sample_frames(frames_at([0.0, 1.0, 2.0]), 1.0), 2))
     assert [(s.index, s.time_s, s.images[:, 0, 0, 0].tolist()) for s in got] == [(0, 0.0, [0, 1]), (1, 2.0, [2, 2])]
 
 
@@ -65,10 +65,10 @@ def test_each_sample_is_the_latest_frame_not_after_its_time(gaps, fps):
 @given(gaps=gaps, fps=st.sampled_from([1.0, 2.0, 3.0, 29.97]), group=st.integers(1, 3), part=st.floats(0, 1))
 def test_resuming_at_any_step_gives_the_steps_of_an_uninterrupted_run(gaps, fps, group, part):
     frames = frames_at(np.cumsum([0.0, *gaps]).tolist(), [*gaps, 0.04])
-    whole = list(group_samples(sample_frames(frames, fps), group))
+    whole = list(group_frames(sample_frames(frames, fps), group))
     first = int(part * (len(whole) - 1))
     start_s = first * group / fps
-    rest = list(group_samples(sample_frames(drop_frames_before(frames, start_s), fps, start_s), group, first))
+    rest = list(group_frames(sample_frames(drop_frames_before(frames, start_s), fps, start_s), group, first))
     assert [(s.index, s.time_s, s.images.tolist()) for s in rest] == [
         (s.index, s.time_s, s.images.tolist()) for s in whole[first:]
     ]

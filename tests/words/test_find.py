@@ -9,7 +9,7 @@ import pytest
 import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
-from protokv.ingestion import IngestEvent, Started, Summary, WordsLost, ingest_events
+from protokv.ingestion import IngestEvent, IngestStarted, IngestSummary, WordsLost, ingest_events
 from protokv.state.reader import StateReader, load_state
 from protokv.video import open_source
 from protokv.words.find import find_subtitles
@@ -85,13 +85,13 @@ def test_full_subtitles_come_first_and_a_backup_is_no_language(names: tuple[str,
 
 def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
     state = video.with_suffix(".safetensors")
-    assert watch(video)[Started].words == "text track 1 (ger)"
+    assert watch(video)[IngestStarted].words == "text track 1 (ger)"
     assert StateReader.open(state).header.source["words"]["kind"] == "track"
     watch(video, "off", overwrite=True)
     assert "words" not in StateReader.open(state).header.source
     (tmp_path / "talk.srt").write_text(SRT.format("beside"))
-    assert watch(video, overwrite=True)[Started].words == "talk.srt"
-    assert watch(video)[Started].how == "finished"
+    assert watch(video, overwrite=True)[IngestStarted].words == "talk.srt"
+    assert watch(video)[IngestStarted].how == "finished"
     for change in (SRT.format("changed"), None):
         (tmp_path / "talk.srt").write_text(change) if change else (tmp_path / "talk.srt").unlink()
         with pytest.raises(StateMismatch, match=r"talk\.srt"):
@@ -102,8 +102,8 @@ def test_a_guess_at_an_encoding_is_said_with_the_name(video: Path, tmp_path: Pat
     (tmp_path / "talk.srt").write_bytes(SRT.format("caf\xe9").encode("cp1252"))
     for how in ("started", "finished"):
         events = watch(video)
-        assert events[Started].how == how
-        assert events[Started].words == "talk.srt (read as cp1252, which is a guess)"
+        assert events[IngestStarted].how == how
+        assert events[IngestStarted].words == "talk.srt (read as cp1252, which is a guess)"
         assert WordsLost not in events
 
 
@@ -120,10 +120,10 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: b
     video.with_suffix(".srt").write_bytes(content)
     for how in ("started", "finished"):
         events = watch(video)
-        assert events[Started].how == how
+        assert events[IngestStarted].how == how
         assert events[WordsLost].words == "talk.srt"
-        assert why in events[Summary].words_lost
-        assert events[Summary].complete
+        assert why in events[IngestSummary].words_lost
+        assert events[IngestSummary].complete
     # They take no room in the memory.
     state = video.with_suffix(".safetensors")
     bad = load_state(state)
@@ -158,7 +158,7 @@ def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: B
     with piped(longer.read_bytes()) as address, pytest.raises(SourceNotFound, match="no subtitles in en"):
         watch(address, "en", state=path, backbone=tiny, append=True)
     with piped(longer.read_bytes()) as address:
-        assert watch(address, state=path, backbone=tiny, append=True)[Summary].words_lost == ""
+        assert watch(address, state=path, backbone=tiny, append=True)[IngestSummary].words_lost == ""
     longer.with_suffix(".srt").write_text(SRT.format("a file"))
     with piped(longer.read_bytes()) as address:
         watch(address, str(longer.with_suffix(".srt")), tmp_path / "piped.safetensors", backbone=tiny)

@@ -12,10 +12,15 @@ import pytest
 import torch
 
 from protokv.errors import ConfigError, ModelError
-from protokv.ingestion import Started, ingest_events
+from protokv.ingestion import IngestStarted, ingest_events
 from protokv.video.source import SubtitleLine
 from protokv.words.files import read_subtitles
-from protokv.words.speech import load_speech_recogniser, read_speech_pieces, recognise_speech, transcribe_to_subtitles
+from protokv.words.speech import (
+    load_speech_recogniser,
+    recognise_speech,
+    split_audio_at_silence,
+    transcribe_to_subtitles,
+)
 from tests.backbones.tiny import save_random
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
@@ -92,7 +97,7 @@ def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitl
     def watch(**options: Any) -> str | None:
         options = {"transcribe": model, "device": "cpu", "overwrite": True, **options}
         (event, *_) = ingest_events(video, state, CONFIGS["durable"], backbone=MockBackbone(), **options)
-        assert isinstance(event, Started)
+        assert isinstance(event, IngestStarted)
         return event.words
 
     assert watch() == "talk.srt"
@@ -109,7 +114,7 @@ def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitl
 def test_sound_is_cut_where_it_is_quiet_and_stands_at_the_time_of_its_pictures(tmp_path: Path) -> None:
     bursts = [(1.0, 1.9), (2.3, 4.0), (9.0, 9.5)]
     video = write_sounding(tmp_path / "a.mkv", bursts, 10)
-    pieces = list(read_speech_pieces(video, RATE, 3.0))
+    pieces = list(split_audio_at_silence(video, RATE, 3.0))
     assert [len(samples) <= 3 * RATE for _, samples in pieces] == [True] * len(pieces)
     loud = [(start_s + np.flatnonzero(np.abs(samples) > 0.1) / RATE).round(2) for start_s, samples in pieces]
     seconds = sorted(set(np.concatenate(loud).tolist()))
@@ -120,7 +125,7 @@ def test_sound_is_cut_where_it_is_quiet_and_stands_at_the_time_of_its_pictures(t
     # No burst of less than 3 s is cut in two.
     assert sum(samples[0] ** 2 > 0.01 for _, samples in pieces) == 0
     late = write_sounding(tmp_path / "late.mkv", bursts, 10, late_s=2.0)
-    assert next(read_speech_pieces(late, RATE, 3.0))[0] == pytest.approx(2.0, abs=0.1)
+    assert next(split_audio_at_silence(late, RATE, 3.0))[0] == pytest.approx(2.0, abs=0.1)
 
 
 def test_silence_is_no_file_and_a_stream_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

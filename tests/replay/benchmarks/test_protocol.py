@@ -13,7 +13,7 @@ import pytest
 from protokv.core.backbone import Backbone
 from protokv.errors import SourceUnreadable
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.dataset import TEXT_ONLY_VARIANT, fit_memory_variants, open_dataset
+from protokv.replay.dataset import TEXT_ONLY_VARIANT, complete_memory_variants, open_dataset
 from protokv.replay.memories import make_memory_variants
 from protokv.replay.plan import ReplayFailure, ReplayPlan, make_replay_plan, run_replay_plan
 from protokv.replay.report import summarise_answers
@@ -37,7 +37,7 @@ def played(data_root: Path, embedded: Backbone, tmp_path_factory: pytest.TempPat
 def plan_dataset(
     name: str, streams: Sequence[ReplayStream], backbone: Backbone, delays_s: Sequence[float] = (0.0,)
 ) -> ReplayPlan:
-    variants = fit_memory_variants(make_memory_variants(["durable"], [90]), streams, backbone, baselines=True)
+    variants = complete_memory_variants(make_memory_variants(["durable"], [90]), streams, backbone, baselines=True)
     return make_replay_plan(streams, variants, delays_s, TrialSetup.of(backbone, BENCHMARKS[name], fps=2.0))
 
 
