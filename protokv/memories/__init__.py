@@ -15,7 +15,7 @@ from protokv.core.settings import MemoryConfig as MemoryConfig
 
 if TYPE_CHECKING:
     from protokv.core.prototypes import PrototypeConfig as PrototypeConfig
-    from protokv.memories.compressed import CompressedConfig as CompressedConfig
+    from protokv.memories.compressed import KVCompressionConfig as KVCompressionConfig
     from protokv.memories.compressed import ScoredMemory as ScoredMemory
     from protokv.memories.durable.settings import DurableConfig as DurableConfig
     from protokv.memories.dycoke import DyCokeConfig as DyCokeConfig
@@ -44,7 +44,7 @@ for _name, (_file, _class) in _MEMORIES.items():
     MEMORIES.add(_name, f"{__name__}.{_file}:{_class}")
 
 _HOMES = {name: f"{__name__}.{file}" for file, name in _MEMORIES.values()} | {
-    "CompressedConfig": f"{__name__}.compressed",
+    "KVCompressionConfig": f"{__name__}.compressed",
     "PrototypeConfig": "protokv.core.prototypes",
     "ScoredMemory": f"{__name__}.compressed",
 }

@@ -1,4 +1,4 @@
-"""`CompressedMemory`: exact tokens that are compressed when the next step would exceed the budget.
+"""`KVCompressionMemory`: exact tokens that are compressed when the next step would exceed the budget.
 
 Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `_KeptTokens` has the slots of the budget,
 `[far | near | free]`: far tokens were chosen by each layer or head for itself, near tokens are whole steps, the same in
@@ -27,7 +27,7 @@ from protokv.errors import StateCorrupt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedConfig(MemoryConfig):
+class KVCompressionConfig(MemoryConfig):
     """Exact tokens, compressed whenever the next step would exceed the budget.
 
     Attributes:
@@ -42,7 +42,7 @@ class CompressedConfig(MemoryConfig):
         return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
-class CompressedMemory(LocalMemory):
+class KVCompressionMemory(LocalMemory):
     """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the config."""
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
@@ -99,10 +99,10 @@ class CompressedMemory(LocalMemory):
         return counts | {"oldest_step": oldest} | super().report()
 
 
-class ScoredMemory(CompressedMemory):
+class ScoredMemory(KVCompressionMemory):
     """A rule of one's own: a compression keeps the newest step whole, and of the older tokens those that score best.
 
-    A subclass says `score`; its settings are a `CompressedConfig` with a name, whose `memory` is the subclass.
+    A subclass says `score`; its settings are a `KVCompressionConfig` with a name, whose `memory` is the subclass.
     """
 
     @abstractmethod

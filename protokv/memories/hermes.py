@@ -31,11 +31,11 @@ from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
 from protokv.core.settings import ShareSetting
 from protokv.errors import ConfigError
-from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_highest_scores
+from protokv.memories.compressed import KVCompressionConfig, KVCompressionMemory, mark_highest_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HermesConfig(CompressedConfig):
+class HermesConfig(KVCompressionConfig):
     """HERMES.
 
     Attributes:
@@ -59,7 +59,7 @@ class HermesConfig(CompressedConfig):
         return (_ProbeListener(),)
 
 
-class Hermes(CompressedMemory):
+class Hermes(KVCompressionMemory):
     """At most M tokens per layer; a compression keeps a share of them."""
 
     joins_steps = False

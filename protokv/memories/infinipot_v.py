@@ -28,11 +28,11 @@ from torch.nn.functional import normalize
 
 from protokv.core.arrays import add_rows_
 from protokv.core.settings import ShareSetting
-from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_highest_scores
+from protokv.memories.compressed import KVCompressionConfig, KVCompressionMemory, mark_highest_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InfiniPotVConfig(CompressedConfig):
+class InfiniPotVConfig(KVCompressionConfig):
     """InfiniPot-V.
 
     Attributes:
@@ -51,7 +51,7 @@ class InfiniPotVConfig(CompressedConfig):
     recent_share: ShareSetting = 0.25
 
 
-class InfiniPotV(CompressedMemory):
+class InfiniPotV(KVCompressionMemory):
     """At most M tokens per layer and KV head; a compression keeps |C| of them."""
 
     def _compress(self, keep: int) -> None:

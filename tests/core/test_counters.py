@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from protokv.memories import MEMORIES, ContinuityConfig, DurableConfig, MemoryConfig
-from protokv.memories.paper.memory import PaperMemory
+from protokv.memories.paper.memory import PaperPrototypeMemory
 from tests.core.streams import World, shape_of
 
 LONG = 10**8
@@ -37,7 +37,7 @@ def test_a_token_more_is_a_token_more_after_many(config: MemoryConfig) -> None:
 
 def test_a_mean_position_of_a_billion_tokens_still_moves() -> None:
     world = World(shape_of(layers=1, heads=1, size=4, sink=0), 0, things=1, noise=0.01)
-    memory = PaperMemory(ContinuityConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
+    memory = PaperPrototypeMemory(ContinuityConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
     memory.start(*world.sink())
     memory.append(world.step(0, 1))
     bank = memory._bank

@@ -12,14 +12,14 @@ from torch import Tensor
 import protokv
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
-from protokv.memories import MEMORIES, CompressedConfig, MemoryConfig, ScoredMemory
+from protokv.memories import MEMORIES, KVCompressionConfig, MemoryConfig, ScoredMemory
 from tests.conftest import random_frames
 from tests.core.streams import same
 from tests.mock_backbone import MockBackbone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongestConfig(CompressedConfig):
+class LongestConfig(KVCompressionConfig):
     """Keeps the tokens whose values are longest."""
 
     name: ClassVar[str] = "longest-values"

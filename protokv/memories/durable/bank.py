@@ -13,12 +13,12 @@ from protokv.core.bank import PrototypeBank
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.quantized import (
+    count_features_per_scale,
     dequantize_vectors,
-    list_roundings,
-    round_vectors,
-    rounding_offsets,
+    make_dither_offsets,
+    make_feature_dither,
+    quantize_vectors,
     scale_codes,
-    shared_features,
 )
 
 MOST_PROTOTYPE_NUMBER: Final = 2_000_000_000
@@ -95,7 +95,7 @@ class QuantizedBank(DurableBank):
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare codes and exponents of K prototypes."""
         slot, D = (LAYER, "kv_head", "prototype"), shape.head_size
-        size, parts = (shape.layers, shape.kv_heads, prototypes), D // shared_features(D)
+        size, parts = (shape.layers, shape.kv_heads, prototypes), D // count_features_per_scale(D)
         found: list[TensorSpec] = []
         for kind, of_tokens in {"key": "keys, rotation removed", "value": "values"}.items():
             codes, powers = (
@@ -110,14 +110,14 @@ class QuantizedBank(DurableBank):
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
         *slots, features = size
-        self._together = shared_features(shape.head_size)
+        self._together = count_features_per_scale(shape.head_size)
         codes = torch.zeros(size, dtype=torch.int8, device=shape.device)
         exponents = torch.zeros(*slots, features // self._together, dtype=torch.uint8, device=shape.device)
         self.key_codes, self.value_codes = codes.chunk(2, -1)
         self.key_exponents, self.value_exponents = exponents.chunk(2, -1)
         self._held = codes, exponents
         self._codes, self._exponents = codes.flatten(0, 2), exponents.flatten(0, 2)
-        self._features = list_roundings(features, shape.device)
+        self._features = make_feature_dither(features, shape.device)
 
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""
@@ -125,8 +125,8 @@ class QuantizedBank(DurableBank):
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Round centres and write them; return them as they were rounded."""
-        offsets = rounding_offsets(mass, self._features)
-        codes, exponents, powers = round_vectors(centers, self._together, offsets)
+        offsets = make_dither_offsets(mass, self._features)
+        codes, exponents, powers = quantize_vectors(centers, self._together, offsets)
         self._codes.index_copy_(0, rows, codes.to(torch.int8))
         self._exponents.index_copy_(0, rows, exponents)
         return scale_codes(codes, powers)

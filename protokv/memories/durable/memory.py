@@ -1,4 +1,4 @@
-"""`Durable`: the default memory. A near window, and a bank under a merging rule (`durable.rule`)."""
+"""`DurableMemory`: the default memory. A near window, and a bank under a merging rule (`durable.rule`)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.quantized import DecodedContext
-from protokv.memories.durable.repeats import Repeats, find_repeats
+from protokv.memories.durable.repeats import RepeatWeights, find_repeats
 from protokv.memories.durable.rule import DurableRule
 from protokv.memories.durable.settings import DurableConfig
-from protokv.memories.durable.words import Words
+from protokv.memories.durable.words import WordMemory
 
 # Numbers of quantized keys, or values, of all layers that are decoded at once: 16 MB of each in bfloat16. If there are
 # more, one layer is decoded after the other, to stay in cache.
 _DECODED_AT_ONCE = 2**23
 
 
-class Durable(PrototypeMemory):
+class DurableMemory(PrototypeMemory):
     """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge what is redundant."""
 
     rule = DurableRule
@@ -42,11 +42,11 @@ class Durable(PrototypeMemory):
         # A CPU decodes quantized prototypes where it reads them. A device has no time for that: it keeps them decoded.
         self._decodes = config.center_bits == 8 and shape.device.type == "cpu"
         super().__init__(config, shape, rotary)
-        self._words: Words | None = None
+        self._words: WordMemory | None = None
         words = config.of_words()
         if words is not None:
-            slots = Words.cut_slots(self._slots, self.far_slots(words))
-            self._words = Words(Durable(words, shape, rotary, within=slots))
+            slots = WordMemory.cut_slots(self._slots, self.far_slots(words))
+            self._words = WordMemory(DurableMemory(words, shape, rotary, within=slots))
 
     def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
         """Return the slots, with some for words if the stream has any."""
@@ -62,7 +62,7 @@ class Durable(PrototypeMemory):
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the tensors of every memory of this kind, and the same of words."""
         words = config.of_words()
-        return (*super().declare(config, shape), *(() if words is None else Words.declare(cls.declare(words, shape))))
+        return (*super().declare(config, shape), *(WordMemory.declare(cls.declare(words, shape)) if words else ()))
 
     def parts(self) -> Sequence[StatePart]:
         """Return the holders of these."""
@@ -70,7 +70,7 @@ class Durable(PrototypeMemory):
 
     def mark_repeats(self, step: StepKV) -> Tensor | None:
         """Return which tokens repeat those of the step before; None in a shallow model. Words held apart do not."""
-        if not Repeats.acts(self._config, self._shape):
+        if not RepeatWeights.acts(self._config, self._shape):
             return None
         words = 0 if self._words is None else step.words
         repeats = find_repeats(self._near.newest(), step.tokens(slice(0, len(step.positions) - words)))
@@ -168,4 +168,4 @@ def _insert(held: Tensor, at: int, more: Tensor) -> Tensor:
     return torch.cat((held[:, :, :at], more, held[:, :, at:]), 2)
 
 
-DurableConfig.memory = Durable
+DurableConfig.memory = DurableMemory

@@ -1,4 +1,4 @@
-"""`Novelty`: which heads see new tokens almost only, and which of the newest and the first these keep from merging.
+"""`NoveltyCounts`: which heads see almost only new tokens, and which of the newest and first these keep from merging.
 
 Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit: the rule would
 average tokens that have nothing in common, and lose the present without winning the past. So each head counts how many
@@ -47,7 +47,7 @@ _AT_FIRST: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class KeptLimits:
+class MergeExclusions:
     """What is kept from merging in a step, of B heads.
 
     Attributes:
@@ -64,9 +64,9 @@ class KeptLimits:
     newest: Tensor
     spread: bool
 
-    def at(self, heads: slice) -> KeptLimits:
+    def at(self, heads: slice) -> MergeExclusions:
         """Return those of some heads."""
-        return KeptLimits(self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread)
+        return MergeExclusions(self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread)
 
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
         """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are left; of those of no
@@ -75,7 +75,7 @@ class KeptLimits:
         return (last_step <= self.first) | (turn > self.newest)
 
 
-class Novelty(StatePart):
+class NoveltyCounts(StatePart):
     """Counts of B = L * H heads: the tokens compared with the next step, and of these, those that came again."""
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
@@ -104,7 +104,7 @@ class Novelty(StatePart):
         leaving = move.leaving + move.surplus
         return self._numbers(move.step, leaving) if leaving else ()
 
-    def limits(self, told: Tensor, tokens: int, came: Tensor) -> KeptLimits:
+    def limits(self, told: Tensor, tokens: int, came: Tensor) -> MergeExclusions:
         """Return what is kept while `tokens` enter the bank, as was told; `came` `[B]` counts those before."""
         share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
         # Of the tokens that came so far the share that one step may keep.
@@ -113,7 +113,7 @@ class Novelty(StatePart):
         spread = self._config.keeps == "spread"
         if spread:
             newest = (came[:, None] / (share * -told[6])).log2().ceil().clamp(min=0).add(0.5).mul(MOST_STREAM_COUNT)
-        return KeptLimits(told[2].long(), share, first, newest, spread)
+        return MergeExclusions(told[2].long(), share, first, newest, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
         """Return scale and offset of the share, the step, of the first and of the newest steps that are kept the

@@ -34,12 +34,12 @@ _BY_MASS, _BY_FEATURE = 3242174889, 2447445414
 _LEVELS: Final = (2**17 - 1) << 15
 
 
-def shared_features(size: int) -> int:
+def count_features_per_scale(size: int) -> int:
     """Return how many of the D features of a head share a power of two."""
     return math.gcd(size, _SHARED_FEATURES)
 
 
-def round_vectors(vectors: Tensor, together: int, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_vectors(vectors: Tensor, together: int, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes `[..., F]` float32 of finite `vectors` `[..., F]` float32, and powers of two `[..., F / together]`:
     their exponents in uint8, and their bits in int32.
 
@@ -65,12 +65,12 @@ def scale_codes(codes: Tensor, powers: Tensor) -> Tensor:
     return codes.view(*powers.shape, -1).mul_(powers.view(torch.float32)[..., None]).view(codes.shape)
 
 
-def list_roundings(features: int, device: torch.device) -> Tensor:
-    """Return the part of `rounding_offsets` that is of the features, `[features]` int64."""
+def make_feature_dither(features: int, device: torch.device) -> Tensor:
+    """Return the part of `make_dither_offsets` that is of the features, `[features]` int64."""
     return torch.arange(features, device=device) * _BY_FEATURE
 
 
-def rounding_offsets(mass: Tensor, features: Tensor) -> Tensor:
+def make_dither_offsets(mass: Tensor, features: Tensor) -> Tensor:
     """Return the offsets of centres of `mass` `[n]`, `[n, F]` float32: a half for a token alone."""
     sequence = torch.add(features, mass[:, None], alpha=_BY_MASS) & _LEVELS
     return (sequence * 2.0**-32).masked_fill_(mass[:, None] == 1, 0.5)

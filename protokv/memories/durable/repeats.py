@@ -1,4 +1,4 @@
-"""`Repeats`: what stays in view enters the bank once, exactly, and counts more than what passes.
+"""`RepeatWeights`: what stays in view enters the bank once, exactly, and counts more than what passes.
 
 A token repeats the one that the step before had in the same place, if their values in the first layer are equal. These
 come from the embedding alone; deep in a model a second sight is another token, as the model has read the first. A mean
@@ -36,7 +36,7 @@ SmolLM2 on, which has 30."""
 _ROUNDING: Final = 2.0**-12
 
 
-class Repeats:
+class RepeatWeights:
     """The weights of the tokens in a near window of W: 0 for a repeat, `_SEEN_AGAIN` for what is repeated, else 1."""
 
     def __init__(self, near_tokens: int, shape: MemoryShape) -> None:

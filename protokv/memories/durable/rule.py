@@ -12,7 +12,7 @@ Who goes is found in two rounds. In each every point proposes to go into its nea
 cost. In the first the T cheapest go, but for those that wait; in the second the cheapest of the others, as many as are
 missing, where the cost of one that waits counts `WAITING_COST_FACTOR` times, as what it would go into is farther. Costs
 are those of the points as they came: what came into a point in this step is not charged. Free slots, and tokens of no
-mass, go before all others; what `Novelty` keeps goes last.
+mass, go before all others; what `NoveltyCounts` keeps goes last.
 
 In a deep model (`repeats.DEEP_MODEL_LAYERS`) strangers are not averaged: what would go at a higher cost than the mean
 squared distance of the step's tokens from their mean is dropped, and what it would have gone into stays as it is, the
@@ -41,8 +41,8 @@ from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
-from protokv.memories.durable.novelty import NOVELTY_NUMBERS, KeptLimits, Novelty
-from protokv.memories.durable.repeats import Repeats
+from protokv.memories.durable.novelty import NOVELTY_NUMBERS, MergeExclusions, NoveltyCounts
+from protokv.memories.durable.repeats import RepeatWeights
 from protokv.memories.durable.settings import DurableConfig
 
 WAITING_COST_FACTOR: Final = 10
@@ -74,16 +74,16 @@ class DurableRule(BankRule):
         """Declare the counts of novelty, the weights of the near window, the known costs and whose turn it is."""
         dims, size = (LAYER, "kv_head", "prototype"), (shape.layers, shape.kv_heads, config.prototypes)
         return (
-            *Novelty.declare(shape),
-            *(Repeats.declare(config.near_tokens) if Repeats.acts(config, shape) else ()),
+            *NoveltyCounts.declare(shape),
+            *(RepeatWeights.declare(config.near_tokens) if RepeatWeights.acts(config, shape) else ()),
             TensorSpec("rule.cost", dims, size, torch.float32, "least cost of a merge, as far as known"),
             TensorSpec("rule.tried", dims[:2], size[:2], torch.int64, "slots from the front that were candidates"),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         assert isinstance(bank, DurableBank)
-        self._bank, self._novelty = bank, Novelty(config, shape)
-        self._repeats = Repeats(config.near_tokens, shape) if Repeats.acts(config, shape) else None
+        self._bank, self._novelty = bank, NoveltyCounts(config, shape)
+        self._repeats = RepeatWeights(config.near_tokens, shape) if RepeatWeights.acts(config, shape) else None
         # Deep in a model a mean of strangers is a token that the model has never read.
         self._drops = self._repeats is not None
         L, H, K = bank.mass.shape
@@ -110,7 +110,7 @@ class DurableRule(BankRule):
             self._repeats.see_(tokens, step)
 
     def tell(self, move: WindowMove) -> Sequence[float]:
-        """Return the numbers of `Novelty`."""
+        """Return the numbers of `NoveltyCounts`."""
         return self._novelty.tell(move)
 
     def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
@@ -132,7 +132,7 @@ class DurableRule(BankRule):
             self._take_in_(heads, centers[heads], rows[heads], limits.at(heads), C)
         self._bank.opened += usable.sum()
 
-    def _take_in_(self, heads: slice, centers: Tensor, rows: Tensor, limits: KeptLimits, C: int) -> None:
+    def _take_in_(self, heads: slice, centers: Tensor, rows: Tensor, limits: MergeExclusions, C: int) -> None:
         """Put tokens with these centres and rows into the bank of some heads."""
         bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
         own = self._sketch(centers, rows[..., 0]) if self._sketches.numel() else None
@@ -183,7 +183,7 @@ class DurableRule(BankRule):
         # A CPU adds rows of numbers that lie side by side several times as fast.
         return squares.div_(one[..., F + 2, None] + other[..., None, :, F + 2].contiguous())
 
-    def _candidates(self, heads: slice, tokens: Tensor, limits: KeptLimits, C: int) -> Tensor:
+    def _candidates(self, heads: slice, tokens: Tensor, limits: MergeExclusions, C: int) -> Tensor:
         """Return the rows of the C prototypes of each of these heads with the least known costs, to each other or to
         tokens with these sketches, of those that may merge; measure some prototypes anew."""
         _, K, F = self._size
@@ -212,7 +212,7 @@ class DurableRule(BankRule):
         return (found + self._head[heads]).view(-1)
 
     def _merge(
-        self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: KeptLimits, C: int
+        self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: MergeExclusions, C: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the C points that stay: their centres and rows, with what came into them, and least known costs.
 

@@ -1,4 +1,4 @@
-"""`Words`: what was said, in a memory of its own inside that of pictures.
+"""`WordMemory`: what was said, in a memory of its own inside that of pictures.
 
 Merged with pictures, words take room from them and lose their own. So words have a near window and a bank of their own,
 under the same rules, in `words_tokens` of the budget: the last ones are exact, and older ones merge with words alone,
@@ -24,7 +24,7 @@ from protokv.errors import StateCorrupt
 _PREFIX: Final = "words."
 
 
-class Words(StatePart):
+class WordMemory(StatePart):
     """The memory of words as a part of that of pictures; `seen` counts the tokens of words that came, `[1]` int64."""
 
     def __init__(self, memory: PrototypeMemory) -> None:

@@ -1,4 +1,4 @@
-"""`PaperMemory`: the paper's memory, and that of `continuity`. The rule and the settings are in `rule`.
+"""`PaperPrototypeMemory`: the paper's memory, and that of `continuity`. The rule and the settings are in `rule`.
 
 A pseudo-token is a centre and one of the likeliest residuals of its prototype (Algorithm 4).
 """
@@ -15,20 +15,20 @@ from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.memories.paper.residuals import ResidualStats
-from protokv.memories.paper.rule import ContinuityConfig, PaperConfig, PaperRule
+from protokv.memories.paper.rule import ContinuityConfig, PaperConfig, PaperPrototypeRule
 
 __all__ = ["ContinuityConfig", "PaperConfig"]
 
 
-class PaperMemory(PrototypeMemory):
+class PaperPrototypeMemory(PrototypeMemory):
     """The paper's two tiers."""
 
-    rule = PaperRule
+    rule = PaperPrototypeRule
 
     def __init__(self, config: PaperConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self._residuals: ResidualStats | None = None
-        if isinstance(self._rule, PaperRule) and config.residual:
+        if isinstance(self._rule, PaperPrototypeRule) and config.residual:
             self._residuals = self._rule.residuals = ResidualStats(config, shape, config.prototypes)
 
     @classmethod
@@ -63,4 +63,4 @@ class PaperMemory(PrototypeMemory):
         return found
 
 
-PaperConfig.memory = PaperMemory
+PaperConfig.memory = PaperPrototypeMemory

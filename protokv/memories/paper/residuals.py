@@ -163,7 +163,7 @@ class ResidualStats(StatePart):
         K = self._size[2]
         heads = rows // K
         held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self.counts.values()]
-        codes = [find_top_modes(counts, modes) for counts in held]
+        codes = [find_likeliest_codes(counts, modes) for counts in held]
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
         keys, values = (
             _decode_residuals(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
@@ -274,7 +274,7 @@ def _decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
     return codebook[heads[:, None, None], part, codes].flatten(2)
 
 
-def find_top_modes(counts: Tensor, modes: int) -> Tensor:
+def find_likeliest_codes(counts: Tensor, modes: int) -> Tensor:
     """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]` int64.
 
     This is Algorithm 3 with a beam of S instead of B = 4 S, which is as good, as a score is a sum over subspaces. Ties

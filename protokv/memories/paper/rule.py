@@ -1,4 +1,4 @@
-"""`PaperRule`: continuity-aware assignment (Algorithm 1) and maintenance (Algorithm 2) of a bank of prototypes.
+"""`PaperPrototypeRule`: continuity-aware assignment (Algorithm 1) and maintenance (Algorithm 2) of a prototype bank.
 
 Source: ProtoKV (ICML 2026), arXiv 2606.26762, section 3 and appendix B. All layers and heads go through Algorithm 1
 together, one token after the other. The costs of a step are one matrix; after each token only the column of the
@@ -132,7 +132,7 @@ class ContinuityConfig(PaperConfig):
     recycle: bool = False
 
 
-class PaperRule(BankRule):
+class PaperPrototypeRule(BankRule):
     """The paper's rule over one bank. It has no state but the bank."""
 
     residuals: ResidualStats | None = None  # the statistics that are kept of what centres average away; None: none

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from protokv.core.step import StepKV
 from protokv.errors import StateCorrupt
-from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.novelty import find_recurring_tokens
 from tests.core.streams import World, copy_of, shape_of, small_durable
 
 
-def watched(steps: list[Tensor], budget: int = 60) -> Durable:
+def watched(steps: list[Tensor], budget: int = 60) -> DurableMemory:
     """A memory that has seen steps of values `[B, T, D]`."""
     shape = shape_of(layers=1, heads=len(steps[0]), size=steps[0].shape[2])
     world = World(shape, 0)
-    memory = Durable(small_durable(budget=budget), shape, world.rotary)
+    memory = DurableMemory(small_durable(budget=budget), shape, world.rotary)
     memory.start(*world.sink())
     for index, values in enumerate(steps):
         T = values.shape[1]

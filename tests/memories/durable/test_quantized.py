@@ -16,14 +16,14 @@ from torch import Tensor
 from protokv.core.context import Context, SlotContext
 from protokv.memories import DurableConfig
 from protokv.memories.durable import memory as memory_module
-from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.quantized import (
     DecodedContext,
+    count_features_per_scale,
     dequantize_vectors,
-    list_roundings,
-    round_vectors,
-    rounding_offsets,
-    shared_features,
+    make_dither_offsets,
+    make_feature_dither,
+    quantize_vectors,
 )
 from tests.core.streams import World, anchored, feed, shape_of
 
@@ -31,8 +31,8 @@ from tests.core.streams import World, anchored, feed, shape_of
 def quantize(vectors: Tensor, mass: int) -> tuple[Tensor, Tensor]:
     """Codes and powers of two of centres `[n, D]` of prototypes of this mass."""
     size = vectors.shape[1]
-    offsets = rounding_offsets(torch.full((len(vectors),), mass), list_roundings(size, vectors.device))
-    codes, exponents, _ = round_vectors(vectors, shared_features(size), offsets)
+    offsets = make_dither_offsets(torch.full((len(vectors),), mass), make_feature_dither(size, vectors.device))
+    codes, exponents, _ = quantize_vectors(vectors, count_features_per_scale(size), offsets)
     return codes.to(torch.int8), exponents
 
 
@@ -80,10 +80,10 @@ def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_ar
     assert off < 8
 
 
-def memory_of(budget: int = 41, size: int = 16, **changes: object) -> tuple[Durable, World]:
+def memory_of(budget: int = 41, size: int = 16, **changes: object) -> tuple[DurableMemory, World]:
     shape = shape_of(layers=2, heads=3, size=size, components=3)
     world = World(shape, 3)
-    return Durable(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
+    return DurableMemory(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
 
 
 def same_segments(one: Context, other: Context) -> bool:

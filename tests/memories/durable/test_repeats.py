@@ -1,4 +1,4 @@
-"""`Repeats`: tokens leave the near window with the right weights, in the order of the stream."""
+"""`RepeatWeights`: tokens leave the near window with the right weights, in the order of the stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.near import KVSlots, NearWindow
-from protokv.memories.durable.repeats import Repeats
+from protokv.memories.durable.repeats import RepeatWeights
 from tests.core.streams import World, shape_of
 
 
@@ -27,7 +27,7 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_
 ) -> None:
     shape = shape_of(heads=2, dtype=dtype)
     world, slots = World(shape, window, still=still), KVSlots(shape, far=0, near=window)
-    near, repeats, bank = NearWindow(slots, 1), Repeats(window, shape), PrototypeBank(shape, 1)
+    near, repeats, bank = NearWindow(slots, 1), RepeatWeights(window, shape), PrototypeBank(shape, 1)
     # What each token weighs; of the newest step, the positions, values in the first layer and places in the window.
     weights: dict[int, int] = {}
     newest: list[tuple[int, Tensor]] = []
@@ -56,5 +56,5 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_
         assert (bank.absorbed == absorbed).all()
         # A state that is saved here goes on as this one does.
         state = repeats.live_tensors() | near.live_tensors()
-        repeats = Repeats(window, shape)
+        repeats = RepeatWeights(window, shape)
         repeats.take(state)

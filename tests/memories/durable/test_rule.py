@@ -20,7 +20,7 @@ from protokv.core.bank import FarTokens
 from protokv.core.step import StepKV
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
-from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from protokv.memories.durable.rule import DurableRule
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
@@ -129,11 +129,11 @@ def test_a_step_equals_the_step_written_out(
         # Small banks stand for large ones.
         patch.setattr(rule, "WHOLE_BANK_PROTOTYPES", whole)
         patch.setattr(repeats, "DEEP_MODEL_LAYERS", 1)
-        patch.setattr(Durable, "rule", Watched)
+        patch.setattr(DurableMemory, "rule", Watched)
         if device:
             # Only a CPU reads in numpy.
             patch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
-        memory = Durable(small_durable(budget, split=split, center_bits=bits), shape, world.rotary)
+        memory = DurableMemory(small_durable(budget, split=split, center_bits=bits), shape, world.rotary)
         memory.start(*world.sink())
         compared = Watched.compared
         for index, T in enumerate(lengths):
@@ -145,9 +145,9 @@ def test_a_step_equals_the_step_written_out(
 
 
 def test_most_steps_are_compared_and_not_left_out_for_their_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Durable, "rule", Watched)
+    monkeypatch.setattr(DurableMemory, "rule", Watched)
     world = World(shape_of(heads=1), 3, things=400)
-    memory, compared = Durable(small_durable(29), world.shape, world.rotary), Watched.compared
+    memory, compared = DurableMemory(small_durable(29), world.shape, world.rotary), Watched.compared
     feed(memory, world, [5] * 20)
     assert Watched.compared - compared >= 30
 
@@ -179,7 +179,7 @@ def test_no_token_is_lost_and_a_state_that_is_reloaded_at_every_step_keeps_its_b
     world = world_type(shape_of(heads=3, size=16), seed, still=0.4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repeats, "DEEP_MODEL_LAYERS", deep)
-        kept, reloaded = (Durable(config, world.shape, world.rotary) for _ in range(2))
+        kept, reloaded = (DurableMemory(config, world.shape, world.rotary) for _ in range(2))
         sink, came = world.sink(), 0
         for memory in (kept, reloaded):
             memory.start(*sink)
@@ -207,7 +207,7 @@ def test_no_token_is_lost_and_a_state_that_is_reloaded_at_every_step_keeps_its_b
 def test_how_much_is_done_at_once_changes_no_byte(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> dict[str, Tensor]:
         world = World(shape_of(heads=3, size=16), 5)
-        memory = Durable(small_durable(280, center_bits=8), world.shape, world.rotary)
+        memory = DurableMemory(small_durable(280, center_bits=8), world.shape, world.rotary)
         feed(memory, world, [17, 40, 9, *[23] * 14])
         return copy_of(memory)
 
@@ -223,7 +223,7 @@ def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
     world = World(shape, seed)
     steps, sink, states = [world.step(index, 5) for index in range(9)], world.sink(), []
     for heads in (list(range(4)), order):
-        memory = Durable(small_durable(30), shape, world.rotary)
+        memory = DurableMemory(small_durable(30), shape, world.rotary)
         memory.start(*sink)
         for step in steps:
             memory.append(replace(step, keys=step.keys[:, heads], values=step.values[:, heads]))
@@ -235,7 +235,7 @@ def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
 @pytest.mark.parametrize("budget", [24, 210])
 def test_what_is_distinct_stays_exact_however_much_is_redundant(budget: int) -> None:
     world = World(shape_of(layers=1, heads=2), seed=3, things=4, noise=0.1)
-    memory = Durable(small_durable(budget, split=(0, 1)), world.shape, world.rotary)
+    memory = DurableMemory(small_durable(budget, split=(0, 1)), world.shape, world.rotary)
     memory.start(*world.sink())
     cue = world.step(0, 1)
     cue = replace(cue, keys=cue.keys * 20, values=cue.values * 20)
@@ -296,7 +296,7 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
 def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     world = World(shape_of(layers=1, heads=1, size=32), 1, things=400, noise=0.1)
-    memory = Durable(small_durable(30, center_bits=32), world.shape, world.rotary)
+    memory = DurableMemory(small_durable(30, center_bits=32), world.shape, world.rotary)
     memory.start(*world.sink())
     steps = [world.step(index, 6) for index in range(40)]
     for step in steps:

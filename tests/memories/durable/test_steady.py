@@ -13,7 +13,7 @@ from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import repeats, rule
-from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.memory import DurableMemory
 from tests.core.streams import World, copy_of, same, shape_of, shown_to
 from tests.counting import Recording
 
@@ -25,7 +25,7 @@ class Stream:
     """A memory whose steps stand in buffers of their own; `run` is all that a graph would hold."""
 
     def __init__(self, memory: Memory, like: StepKV) -> None:
-        assert isinstance(memory, Durable)
+        assert isinstance(memory, DurableMemory)
         self.memory, self.step = memory, replace(like, **{name: getattr(like, name).clone() for name in BUFFERS})
 
     def tell(self, step: StepKV) -> None:

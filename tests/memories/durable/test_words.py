@@ -19,7 +19,7 @@ from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats
-from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.memory import DurableMemory
 from protokv.words.transcript import Transcript
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of
@@ -32,7 +32,7 @@ def pictures_of(step: StepKV) -> StepKV:
     return step.tokens(slice(0, len(step.positions) - step.words))
 
 
-def rows_of(memory: Durable, layer: int) -> Tensor:
+def rows_of(memory: DurableMemory, layer: int) -> Tensor:
     """Keys, values and bias of each slot, `[H, N, 2 D + 1]`."""
     (segment,) = memory.context().at(layer, torch.zeros(2, 1, 8))
     return torch.cat((segment.keys, segment.values, segment.bias[:, :, None]), 2)
@@ -60,7 +60,7 @@ def check_words_apart(seed: int, bits: Any, share: float, spoken: list[int]) -> 
     of_words = config.of_words()
     assert of_words is not None
     without = replace(config, words=False, budget=40 - of_words.budget)
-    memory, bare, lone = (Durable(one, shape, world.rotary) for one in (config, without, of_words))
+    memory, bare, lone = (DurableMemory(one, shape, world.rotary) for one in (config, without, of_words))
     sink = world.sink()
     for one in (memory, bare, lone):
         one.start(*sink)
@@ -73,7 +73,7 @@ def check_words_apart(seed: int, bits: Any, share: float, spoken: list[int]) -> 
             lone.append(replace(step.tokens(slice(5, None)), step=said))
             said += 1
         if index == len(spoken) // 2:
-            saved, memory = copy_of(memory), Durable(config, shape, world.rotary)
+            saved, memory = copy_of(memory), DurableMemory(config, shape, world.rotary)
             memory.load(saved)
     own = memory.tensors()
     apart = {f"words.{name}": tensor for name, tensor in lone.tensors().items() if name[:5] != "sink."}
@@ -92,7 +92,7 @@ def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay() 
     world = World(shape, 3, things=100_000, noise=0.0)
     config = DurableConfig(budget=200, words=True).of_words()
     assert config is not None
-    memory = Durable(config, shape, world.rotary)
+    memory = DurableMemory(config, shape, world.rotary)
     memory.start(*world.sink())
     for cue in range(100):
         memory.append(world.step(cue, 4))
@@ -106,7 +106,7 @@ def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay() 
 def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
     shape = shape_of(heads=2)
     world = World(shape, 1)
-    memory = Durable(DurableConfig(budget=40, words=True, center_bits=bits), shape, world.rotary)
+    memory = DurableMemory(DurableConfig(budget=40, words=True, center_bits=bits), shape, world.rotary)
     memory.start(*world.sink())
     for index in range(30):
         memory.append(replace(world.step(index, 7), words=2))
@@ -131,7 +131,7 @@ def test_until_the_first_eviction_words_apart_give_the_logits_of_the_whole_strea
 def test_a_word_that_is_not_finite_is_hidden_and_counted_apart_from_pictures() -> None:
     shape = shape_of()
     world = World(shape, 1)
-    memory = Durable(DurableConfig(budget=40, words=True), shape, world.rotary)
+    memory = DurableMemory(DurableConfig(budget=40, words=True), shape, world.rotary)
     memory.start(*world.sink())
     step = replace(world.step(0, 8), words=3)
     step.keys[0, 0, 6, 0] = torch.nan

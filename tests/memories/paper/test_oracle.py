@@ -22,7 +22,7 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
 from protokv.memories.paper import rule as paper_rule
-from protokv.memories.paper.memory import PaperMemory
+from protokv.memories.paper.memory import PaperPrototypeMemory
 from tests.core.streams import World, feed, shape_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype
 from tests.tolerance import near, tolerance
@@ -88,16 +88,18 @@ def test_the_fast_memory_equals_the_algorithms_written_out(
             compare_context(fast, naive)
 
 
-def both(config: PaperConfig, shape: MemoryShape, seed: int, **how: Any) -> tuple[PaperMemory, NaiveProtoKV, World]:
+def both(
+    config: PaperConfig, shape: MemoryShape, seed: int, **how: Any
+) -> tuple[PaperPrototypeMemory, NaiveProtoKV, World]:
     """Start the fast memory and the oracle; return them and the world that both will watch."""
     world = World(shape, seed, **how)
     fast = build_memory(config, shape, world.rotary)
-    assert isinstance(fast, PaperMemory)
+    assert isinstance(fast, PaperPrototypeMemory)
     fast.start(*world.sink())
     return fast, NaiveProtoKV(config, shape, world.rotary), world
 
 
-def watched_by_both(fast: PaperMemory, naive: NaiveProtoKV, world: World, lengths: list[int]) -> Iterator[int]:
+def watched_by_both(fast: PaperPrototypeMemory, naive: NaiveProtoKV, world: World, lengths: list[int]) -> Iterator[int]:
     """The number of each step behind which the two may be compared: a near-tie ends it."""
     for index, tokens in enumerate(lengths):
         step = world.step(index, tokens)
@@ -113,7 +115,7 @@ def flat(naive: NaiveProtoKV) -> list[Head]:
     return [head for layer in naive.heads for head in layer]
 
 
-def compare_state(fast: PaperMemory, naive: NaiveProtoKV) -> None:
+def compare_state(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
     state = fast.tensors()
 
     def rows(name: str) -> Tensor:
@@ -164,7 +166,7 @@ def first_alike(codebook: Tensor) -> Tensor:
     return alike.to(torch.uint8).argmax(2)
 
 
-def compare_context(fast: PaperMemory, naive: NaiveProtoKV) -> None:
+def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
     context = fast.context()
     read = zip(*(context.read(layer) for layer in range(fast._shape.layers)), strict=True)
     keys, values, bias = (part[:, :, context.far].flatten(0, 1) for part in (*map(torch.stack, read), context.bias))
@@ -231,7 +233,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
 
     def state() -> dict[str, Tensor]:
         world = World(shape, seed=5)
-        memory = PaperMemory(config, shape, world.rotary)
+        memory = PaperPrototypeMemory(config, shape, world.rotary)
         feed(memory, world, [1 + index * 5 % 11 for index in range(30)])
         return memory.tensors()
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core import prototypes as pseudo_tokens
-from protokv.memories.paper.memory import PaperMemory
+from protokv.memories.paper.memory import PaperPrototypeMemory
 from tests.core.streams import World, copy_of, feed, shape_of, small_config
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
@@ -28,7 +28,7 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
 ) -> None:
     shape, config = shape_of(heads=2, components=3), small_config(**changes)
     world = World(shape, seed)
-    memory, alone = (PaperMemory(config, shape, world.rotary) for _ in range(2))
+    memory, alone = (PaperPrototypeMemory(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pseudo_tokens, "_TOKENS_AT_ONCE", few)
@@ -45,7 +45,7 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
 def test_the_report_tells_what_the_bank_holds() -> None:
     shape = shape_of(layers=2, heads=2)
     world = World(shape, 4)
-    memory = PaperMemory(small_config(), shape, world.rotary)
+    memory = PaperPrototypeMemory(small_config(), shape, world.rotary)
     feed(memory, world, [5] * 3)
     early = memory.report()["layers"][0]
     assert early["codebooks"] == "warming up"

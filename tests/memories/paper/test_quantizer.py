@@ -46,5 +46,5 @@ def test_modes_are_those_of_the_beam_ties_included(seed: int, parts: int, codes:
     shape = MemoryShape(1, 1, 8, 1, 0, torch.float32, torch.device("cpu"))
     memory = NaiveProtoKV(PaperConfig(budget=64), shape, PlainRotary(8))
     expected = [memory._top_modes(one, modes) for one in counts]
-    found = quantizer.find_top_modes(counts, modes)
+    found = quantizer.find_likeliest_codes(counts, modes)
     assert [[tuple(codes) for codes in one] for one in found.tolist()] == expected
