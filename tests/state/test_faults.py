@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from tests.state.conftest import EVERY_FORM, moment, names, same
 
 CALLS = ("replace", "link", "mkdir", "unlink", "rmdir", "fsync", "stat", "lstat", "listdir", "scandir", "open")
 FIRST, SECOND, THIRD, FOURTH = (moment(step) for step in (1, 2, 3, 4))
+KILLS = ("killed", "killed without renameat2")
 
 # Instants of an operation in the suite; with -m slow all of them.
 ALL = pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
-INSTANTS = pytest.mark.parametrize("instants", [10, ALL])
 
 
 class CountedFile:
@@ -80,18 +80,16 @@ def save(path: Path, state: State) -> None:
         store.commit(state)
 
 
+def load(path: Path, _: State) -> None:
+    assert same(load_state(path), SECOND)
+
+
 def fatal_calls(act: Callable[[], object], instants: int) -> range:
     """Return which calls of an operation are to fail, at most so many."""
     with counted(lambda *_: None) as numbers:
         act()
     calls = next(numbers)
     return range(1, calls, -(-calls // instants))
-
-
-@pytest.fixture
-def path(suffix: str, tmp_path: Path) -> Path:  # in a folder of its own
-    begin_anew(path := tmp_path / "work" / f"a{suffix}")
-    return path
 
 
 def begin_anew(path: Path) -> None:
@@ -112,60 +110,41 @@ def check_whole(path: Path) -> None:
     assert left == {path.name, f"{path.name}@{found.clock.stream_time_s:010.3f}s"}
 
 
-@contextmanager
-def one_error() -> Iterator[None]:
-    """Accept an error of the system in one line, and none that says that the state is damaged or missing."""
-    try:
-        yield
-    except StateError as refused:
-        assert type(refused) not in (StateCorrupt, StateNotFound), refused  # noqa: PT017
-        assert "\n" not in refused.message  # noqa: PT017
+def fault(kind: Any, fatal: int) -> Callable[[int, Callable[[], object]], None]:
+    """Return what happens at the call `fatal`: an error of the system, which stays if the disk is full, or the end."""
+
+    def act(number: int, half: Callable[[], object]) -> None:
+        if number == fatal and kind in KILLS:
+            half()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == fatal or (number > fatal and kind == errno.ENOSPC):
+            raise OSError(kind, os.strerror(kind))
+
+    return act
 
 
-def failing(fatal: int, error: int, lasting: bool = False) -> Callable[[int, object], None]:
-    def fail(number: int, _: object) -> None:
-        if number == fatal or (lasting and number > fatal):
-            raise OSError(error, os.strerror(error))
-
-    return fail
-
-
-@INSTANTS
 @EVERY_FORM
-@pytest.mark.parametrize(("error", "lasting"), [(errno.EIO, False), (errno.ENOSPC, True), (errno.EACCES, False)])
-def test_a_commit_of_which_a_call_fails_leaves_a_whole_state(error, lasting, instants, path) -> None:
-    for fatal in fatal_calls(lambda: save(path, THIRD), instants):
-        begin_anew(path)
-        with one_error(), counted(failing(fatal, error, lasting)):
-            save(path, THIRD)
-        check_whole(path)
-
-
-@INSTANTS
-@EVERY_FORM
-def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damaged(instants, path) -> None:
-    for fatal in fatal_calls(lambda: load_state(path), instants):
-        with one_error(), counted(failing(fatal, errno.EIO)):
-            assert same(load_state(path), SECOND)
-
-
-@INSTANTS
-@EVERY_FORM
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_a_commit_that_is_killed_at_any_call_leaves_a_whole_state(exchanges, instants, path, monkeypatch) -> None:
-    if not exchanges:
+@pytest.mark.parametrize("instants", [10, ALL])
+@pytest.mark.parametrize(
+    ("act", "kind"), [(load, errno.EIO), *((save, one) for one in (errno.EIO, errno.ENOSPC, errno.EACCES, *KILLS))]
+)
+def test_whatever_fails_at_any_call_leaves_a_whole_state(act, kind, instants, suffix, tmp_path, monkeypatch) -> None:
+    if kind == "killed without renameat2":
         monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
-    for fatal in fatal_calls(lambda: save(path, THIRD), instants):
-
-        def kill(number: int, half: Callable[[], object], fatal: int = fatal) -> None:
-            if number == fatal:
-                half()
-                os.kill(os.getpid(), signal.SIGKILL)
-
+    begin_anew(path := tmp_path / "work" / f"a{suffix}")  # in a folder of its own
+    for fatal in fatal_calls(lambda: act(path, THIRD), instants):
         begin_anew(path)
-        if not (child := os.fork()):
-            with suppress(BaseException), counted(kill):
-                save(path, THIRD)
+        child = os.fork() if kind in KILLS else None
+        if child:
+            os.waitpid(child, 0)
+        else:
+            try:
+                with counted(fault(kind, fatal)):
+                    act(path, THIRD)
+            except StateError as refused:
+                # An error of the system in one line never says that the state is damaged or missing.
+                assert type(refused) not in (StateCorrupt, StateNotFound), refused  # noqa: PT017
+                assert "\n" not in refused.message  # noqa: PT017
+        if child == 0:
             os._exit(0)
-        os.waitpid(child, 0)
         check_whole(path)
