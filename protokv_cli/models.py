@@ -22,8 +22,6 @@ No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"""
 def models(name: _Name = "", *, output: OutputFlags) -> None:
     """List models of the supported families, what each takes, which are here and fit, and one for this machine.
 
-    Any model of these families can be named, also one that is not listed.
-
     ```sh
     protokv models
     protokv models qwen3 --format json
@@ -38,8 +36,7 @@ def models(name: _Name = "", *, output: OutputFlags) -> None:
         found = describe_models(room, measure_cached_models())
         wanted = [row for row in found if name.lower() in row["name"].lower()]
         if not wanted:
-            hint = "protokv models lists some; others of these families can be named, too: protokv ingest --model"
-            raise ModelNotFound(f"no model with {name} in its name is listed", hint=hint)
+            raise ModelNotFound(f"no model with {name} in its name", hint="protokv models lists some; name others, too")
         best = [f"For this machine: --model {row['name']}" for row in found if row["recommended"]]
         cells = [_make_cells(row) for row in wanted]
         out.show(wanted, lambda _: [tabulate_rows(list(cells[0]), cells), *best, *_NOTES.splitlines()])
