@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +58,8 @@ def transcribe_to_subtitles(
         if should_stop():
             return
         for first_s, last_s, text in recognise_speech(recogniser, samples):
-            span = f"{_stamp(start_s + first_s)} --> {_stamp(start_s + last_s)}"
-            rows.append(f"{len(rows) + 1}\n{span}\n{text}\n\n")
+            begin, end = _stamp(start_s + first_s), _stamp(start_s + last_s)
+            rows.append(f"{len(rows) + 1}\n{begin} --> {end}\n{text}\n\n")
     target = Path(source).with_suffix(".srt" if choice == SUBTITLES_AUTO else f".{choice.lower()}.srt")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")  # a full disk leaves no half of a file
     try:
@@ -91,11 +92,10 @@ def split_audio_at_silence(video: Path, rate: int, longest_s: float) -> Iterator
 
 
 def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, _Samples]]:
-    """Give the time of each frame from the start of the pictures, and its samples; at the end, infinity and none.
+    """Give samples with their time from the start of the pictures, NaN if it is not known; last infinity and none.
 
-    The time is not a number if it is not known. Packets that cannot be decoded are left out.
+    Packets that cannot be decoded are left out.
     """
-    nothing = np.empty(0, np.float32)
     with open_container(video) as container:
         if (track := container.streams.best("audio")) is None or track.codec_context is None:
             return
@@ -103,10 +103,9 @@ def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, _Samples]]:
         origin_s, resampler = (container.start_time or 0) / av.time_base, av.AudioResampler("flt", "mono", rate)
         for packet in container.demux(track):
             with suppress(Exception):  # PyAV raises more than its own errors on a damaged packet
-                for frame in packet.decode():
-                    parts = [part.to_ndarray()[0] for part in resampler.resample(frame)]
-                    yield math.nan if frame.time is None else frame.time - origin_s, np.concatenate([nothing, *parts])
-    yield math.inf, nothing
+                for part in chain.from_iterable(map(resampler.resample, packet.decode())):
+                    yield math.nan if part.time is None else part.time - origin_s, part.to_ndarray()[0]
+    yield math.inf, np.empty(0, np.float32)
 
 
 @torch.inference_mode()
