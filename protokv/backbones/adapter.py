@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from protokv.backbones.chat import ChatPrompt
+from protokv.backbones import loading
+from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.files import read_video_processor
-from protokv.backbones.loading import Placement, find_devices, identify_model, load_model, load_tokenizer, read_decoding
 from protokv.backbones.pixels import check_image_arrays, make_image_processor
 from protokv.core.arrays import join_rows
 from protokv.core.backbone import MOST_WORD_TOKENS, Backbone, BackboneIdentity, ChatTurn, PreparedStep
@@ -51,12 +51,12 @@ class TransformersBackbone(Backbone):
     _grid: tuple[int, int]
 
     @classmethod
-    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
+    def load(cls, path: str, name: str, config: Any, placement: loading.Placement) -> Self:
         """Load weights, tokenizer, chat template and preprocessing of a folder. Raises as `hold`."""
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-        model = load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
-        return cls.hold(model, path, *load_tokenizer(path), identify_model(path, name, config, placement))
+        model = loading.load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
+        return cls.hold(model, path, *loading.load_tokenizer(path), cls.identify(path, name, config, placement))
 
     @classmethod
     def hold(cls, model: Any, processor: Any, tokenizer: Any, template: str | None, identity: BackboneIdentity) -> Self:
@@ -72,9 +72,9 @@ class TransformersBackbone(Backbone):
             raise ModelError(why, hint=cls.otherwise) from error
 
     @classmethod
-    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
+    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:
         """Return the prompt of a model, by default with the chat template as it is."""
-        return ChatPrompt(tokenizer, cls.video_token, template)
+        return PromptTemplate(tokenizer, cls.video_token, template)
 
     @classmethod
     def read_frames(cls, one: Any) -> Any:
@@ -89,10 +89,10 @@ class TransformersBackbone(Backbone):
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
         """Return the identity of the model that `load` gives, without loading its weights."""
-        return identify_model(path, name, config, placement)
+        return loading.identify_model(path, name, config, placement)
 
     def __init__(
-        self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity, frames: Any = None
+        self, model: Any, tokenizer: Any, prompt: PromptTemplate, identity: BackboneIdentity, frames: Any = None
     ) -> None:
         """Wrap a loaded model; `frames` are of `make_frames`.
 
@@ -111,7 +111,7 @@ class TransformersBackbone(Backbone):
         self._padding_id = getattr(config, "pad_token_id", None) or 0
         text = next(name for name, module in model.named_modules() if module is self._text)
         layers = [f"{text}.layers.{i}" for i in range(config.num_hidden_layers)]
-        spread = find_devices(model, [f"{text}.embed_tokens", *layers])
+        spread = loading.find_module_devices(model, [f"{text}.embed_tokens", *layers])
         self.device, *others = spread or [self._embedding.weight.device]
         try:
             cache = StreamCache(config)
@@ -128,7 +128,7 @@ class TransformersBackbone(Backbone):
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
         self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
-        self.decoding = read_decoding(model.generation_config)
+        self.decoding = loading.read_generation_config(model.generation_config)
 
     def _read_heads(self, layer: int) -> tuple[int, int]:
         """Return the KV heads of a layer with attention, and their size."""

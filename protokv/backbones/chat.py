@@ -1,4 +1,4 @@
-"""`ChatPrompt`: the model's own chat template, cut at the video.
+"""`PromptTemplate`: the model's own chat template, cut at the video.
 
 The prefix before the video is forwarded once and kept as the sink of every memory, the suffix after it carries the
 conversation. A control token in a text would end its turn early, so such a text is refused.
@@ -16,7 +16,7 @@ from protokv.texts import check_question_text
 _QUESTION = "protokv-question-goes-here"
 
 
-class ChatPrompt:
+class PromptTemplate:
     """Prefix and suffix of a conversation about one video, which comes first in it."""
 
     def __init__(
@@ -57,10 +57,10 @@ class ChatPrompt:
             raise ModelError(why, hint="put it before the questions: query --system")
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 
-    def with_system(self, text: str | None) -> ChatPrompt:
+    def with_system(self, text: str | None) -> PromptTemplate:
         """Return the same with a system prompt, or without. Raises as when it is made."""
         settings: Any = {"template": self._template, "medium": self._medium, "system": text}
-        return ChatPrompt(self._tokenizer, self._video_token, **settings)
+        return PromptTemplate(self._tokenizer, self._video_token, **settings)
 
     def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
         """Return the token ids after the video. QuestionError: the question is empty, or a text has control tokens."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
-from protokv.core.backbone import PreparedStep, check_frame_cost
+from protokv.core.backbone import PreparedStep, check_tokens_per_frame
 from protokv.errors import ModelError
 
 # Defaults of transformers' video processor; a still image has 280 tokens.
@@ -52,7 +52,7 @@ class Gemma4(TransformersBackbone):
         """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
         from transformers.models.gemma4.image_processing_pil_gemma4 import _SUPPORTED_SOFT_TOKENS
 
-        check_frame_cost(self.identity.name, _SUPPORTED_SOFT_TOKENS, tokens)
+        check_tokens_per_frame(self.identity.name, _SUPPORTED_SOFT_TOKENS, tokens)
         self._frames.max_soft_tokens = tokens
         self.settings = {**self.settings, "frame_tokens": tokens}
 

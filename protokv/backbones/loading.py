@@ -50,7 +50,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementOptions:
     """A placement as a user writes it, with every name checked; see `load_backbone`."""
 
     device: torch.device
@@ -59,7 +59,7 @@ class PlacementRequest:
     quantization: str | None
 
     @classmethod
-    def parse(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementRequest:
+    def parse(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementOptions:
         """Check the names. ConfigError: one of them does not exist here, or two contradict each other."""
         plain, plus, in_dtype = dtype.partition("+")
         if plus and (plain == "auto" or quantization not in (None, in_dtype)):
@@ -97,7 +97,7 @@ class PackagedModel(ABC):
         """Return the folder with the files of the model of this name."""
 
     @classmethod
-    def adjust(cls, request: PlacementRequest) -> PlacementRequest:
+    def adjust(cls, request: PlacementOptions) -> PlacementOptions:
         """Return a requested placement with what this model prefers; as it is by default."""
         return request
 
@@ -224,7 +224,7 @@ def load_tokenizer(path: str) -> tuple[Any, str | None]:
     return tokenizer, read_chat_template(path)
 
 
-def read_decoding(config: Any) -> Decoding:
+def read_generation_config(config: Any) -> Decoding:
     """Return how a model was published to answer, by transformers' `GenerationConfig`. ModelError: it makes no sense.
 
     What it does not say is not done: `generate` itself would draw from 50 tokens where no `top_k` is given.
@@ -265,7 +265,7 @@ def identify_model(
     )
 
 
-def find_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
+def find_module_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
     """Find where a spread model computes some modules, offloaded ones on its first device; None: it is on one."""
     placed: dict[str, Any] | None = getattr(model, "hf_device_map", None)
     if not placed or len(set(placed.values())) == 1:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.backbone import Backbone, PreparedStep, check_frame_cost
+from protokv.core.backbone import Backbone, PreparedStep, check_tokens_per_frame
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
@@ -161,7 +161,7 @@ class GridBackbone(Backbone):
         """Resize frames to at most so many tokens. A step of two frames has the tokens of one."""
         side, most = self._pixels.token_side, self._pixels.max_pixels
         if self._pixels.min_pixels == most and not self._pixels.strict:
-            check_frame_cost(self.identity.name, [most // side**2], tokens)
+            check_tokens_per_frame(self.identity.name, [most // side**2], tokens)
         elif tokens < 1:
             raise ConfigError(f"a frame of {tokens} tokens shows nothing", hint="use a number above 0")
         else:
@@ -182,7 +182,7 @@ class GridBackbone(Backbone):
         t = index if per_second is None else int(time_s * per_second + 1e-6)
         rows, columns = tokens.grid
         highest = (origin + t, origin + rows - 1, origin + columns - 1)
-        seen = origin + list_grid_cells(tokens.grid, t, self.device)
+        seen = origin + make_grid_positions(tokens.grid, t, self.device)
         if not tokens.words:
             return StepPositions(seen, highest)
         after = self.text_positions(max(start, max(highest) + 1), tokens.words)
@@ -198,7 +198,7 @@ class GridBackbone(Backbone):
         return passed * position_s + 0.999 * min(position_s, clock.step_seconds)
 
 
-def list_grid_cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
+def make_grid_positions(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
     """Return (t, row, column) of every visual token in raster order, `[rows * columns, 3]` int64."""
     rows, columns = grid
     cell = torch.arange(rows * columns, device=device)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.backbones.pixels import MOST_FRAME_TOKENS, PreprocessorConfig, list_grid_cells
+from protokv.backbones.pixels import MOST_FRAME_TOKENS, PreprocessorConfig, make_grid_positions
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.step import StepPositions, StepTokens, StreamClock
@@ -70,7 +70,7 @@ class Qwen3VL(QwenVL):
         """Return one position per text token; visual tokens stand at the next position plus (0, row, column)."""
         assert tokens.visual is not None
         before, after = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
-        seen = start + before + list_grid_cells(tokens.grid, 0, self.device)
+        seen = start + before + make_grid_positions(tokens.grid, 0, self.device)
         end = start + before + max(tokens.grid)
         places = torch.cat((self.text_positions(start, before), seen, self.text_positions(end, after)))
         rows, columns = tokens.grid

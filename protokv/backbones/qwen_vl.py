@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
-from protokv.backbones.towers import attending_in_parts, attends_in_parts, list_places
+from protokv.backbones.towers import make_tower_inputs, supports_varlen, use_varlen_attention
 from protokv.core.backbone import PreparedStep
 
 
@@ -52,9 +52,9 @@ class QwenVL(GridBackbone, TransformersBackbone):
     def _run_vision(self, steps: Sequence[PreparedStep]) -> Any:
         """Return the output of the vision tower for some steps in order."""
         merge, grids, tower = self._pixels.merge_size, tuple(step.grid for step in steps), self._model.model.visual
-        in_parts = attends_in_parts(tower, self.device, self.dtype)
+        in_parts = supports_varlen(tower, self.device, self.dtype)
         if grids not in self._told:
             sizes = torch.tensor([[1, rows * merge, columns * merge] for rows, columns in grids])
-            self._told[grids] = list_places(tower, sizes, self.device, in_parts)
-        with attending_in_parts(tower) if in_parts else nullcontext():
+            self._told[grids] = make_tower_inputs(tower, sizes, self.device, in_parts)
+        with use_varlen_attention(tower) if in_parts else nullcontext():
             return self._model.get_video_features(self._join_pixels(steps), **self._told[grids])

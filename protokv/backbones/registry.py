@@ -44,7 +44,7 @@ MODEL_FAMILIES: Final = {
     kind: EntryPoint(kind, f"protokv.backbones.{where}", BACKBONE_ENTRY_POINTS) for kind, where in _OWN.items()
 } | find_model_families()
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
-_UNTESTED: Final = EntryPoint("untested", "protokv.backbones.untested:UntestedBackbone", BACKBONE_ENTRY_POINTS)
+_UNTESTED: Final = EntryPoint("untested", "protokv.backbones.untested:GenericBackbone", BACKBONE_ENTRY_POINTS)
 
 
 def load_backbone(
@@ -136,10 +136,10 @@ def _resolved(
     """Yield family, path, config and placement of a model; turn errors inside the block into clear ones."""
     import torch
 
-    from protokv.backbones.loading import PlacementRequest, quiet_transformers
+    from protokv.backbones.loading import PlacementOptions, quiet_transformers
 
     defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
-    request = PlacementRequest.parse(**defaults | options)
+    request = PlacementOptions.parse(**defaults | options)
     point = find_packaged_models().get(name)
     packaged: Any = None if point is None else point.load()
     if packaged is not None:

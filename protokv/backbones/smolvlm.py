@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
-from protokv.backbones.chat import ChatPrompt
+from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.pixels import check_preprocessor_steps
 from protokv.core.backbone import PreparedStep
 
@@ -45,7 +45,7 @@ class SmolVLM(TransformersBackbone):
         }  # fmt: skip
 
     @classmethod
-    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
+    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:
         """Return the prompt by the template that the processor uses for videos, whatever the folder has."""
         from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 

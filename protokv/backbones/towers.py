@@ -21,13 +21,13 @@ from protokv.core import kernels
 _IN_PARTS: Final = "protokv_flash_in_parts"
 
 
-def attends_in_parts(tower: Any, device: torch.device, dtype: torch.dtype) -> bool:
+def supports_varlen(tower: Any, device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a tower can attend in all parts of a sequence by one call."""
     size = tower.blocks[0].attn.head_dim
     return kernels.uses_bias_columns(size, dtype, device) and kernels.has_flash(device)
 
 
-def list_places(tower: Any, sizes: Tensor, device: torch.device, in_parts: bool) -> dict[str, Any]:
+def make_tower_inputs(tower: Any, sizes: Tensor, device: torch.device, in_parts: bool) -> dict[str, Any]:
     """Return the arguments of a tower for pictures of these sizes, patches `[n, 3]` int64 (1, rows, columns)."""
     merge = tower.spatial_merge_size
     found: dict[str, Any] = {"video_grid_thw": sizes}
@@ -48,7 +48,7 @@ def list_places(tower: Any, sizes: Tensor, device: torch.device, in_parts: bool)
 
 
 @contextmanager
-def attending_in_parts(tower: Any) -> Iterator[None]:
+def use_varlen_attention(tower: Any) -> Iterator[None]:
     """Let a tower attend by one call meanwhile."""
     config, before = tower.config, tower.config._attn_implementation
     config._attn_implementation = _IN_PARTS

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
-from protokv.backbones.chat import ChatPrompt
+from protokv.backbones.chat import PromptTemplate
 from protokv.core.backbone import PreparedStep
 from protokv.errors import ModelError
 
@@ -23,16 +23,16 @@ from protokv.errors import ModelError
 _WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
 
 
-class UntestedBackbone(TransformersBackbone):
+class GenericBackbone(TransformersBackbone):
     """Any model of pictures and text."""
 
     otherwise = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"
     _grid = (1, 1)
 
     @classmethod
-    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
+    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:
         """Return the prompt of a model whose chat template shows a picture."""
-        return ChatPrompt(tokenizer, tokenizer.decode([config.image_token_id]), template, medium="image")
+        return PromptTemplate(tokenizer, tokenizer.decode([config.image_token_id]), template, medium="image")
 
     @classmethod
     def read_frames(cls, one: Any) -> Any:

@@ -104,7 +104,7 @@ class Backbone(ABC):
     def limit_frames(self, tokens: int) -> None:
         """Set the most visual tokens of a step, once, before a session. ConfigError: it cannot."""
         own = self.settings.get("frame_tokens")
-        check_frame_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens)
+        check_tokens_per_frame(self.identity.name, [own] if isinstance(own, int) else [], tokens)
 
     @property
     @abstractmethod
@@ -294,7 +294,7 @@ class Backbone(ABC):
         return TokenCache(self.layers)
 
 
-def check_frame_cost(name: str, possible: Sequence[int], tokens: int) -> None:
+def check_tokens_per_frame(name: str, possible: Sequence[int], tokens: int) -> None:
     """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens. ConfigError."""
     if tokens in possible:
         return

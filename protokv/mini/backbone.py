@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protokv.backbones.chat import refuse_control_tokens
 from protokv.backbones.files import digest_weights, read_model_file
-from protokv.backbones.loading import PackagedModel, Placement, PlacementRequest
+from protokv.backbones.loading import PackagedModel, Placement, PlacementOptions
 from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import MOST_WORD_TOKENS, BackboneIdentity, ChatTurn, PreparedStep
@@ -31,7 +31,7 @@ _FOLDERS: Final = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-or
 """`-order` has four more layers and also reads order and counts appearances; `-words` two more, and reads words too."""
 
 
-class Embedded(GridBackbone, PackagedModel):
+class MiniBackbone(GridBackbone, PackagedModel):
     """`protokv/mini`, `protokv/mini-order` and `protokv/mini-words`."""
 
     position_components = 3
@@ -71,7 +71,7 @@ class Embedded(GridBackbone, PackagedModel):
         return Path(__file__).with_name(_FOLDERS[name])
 
     @classmethod
-    def adjust(cls, request: PlacementRequest) -> PlacementRequest:
+    def adjust(cls, request: PlacementOptions) -> PlacementOptions:
         """Use one thread and float32 on a CPU: a second does not pay off, and bytes are the same on any processor."""
         if request.device.type != "cpu":
             return request
@@ -143,3 +143,6 @@ class Embedded(GridBackbone, PackagedModel):
         """Return the token ids of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+Embedded = MiniBackbone  # entry points of an earlier installation name it so

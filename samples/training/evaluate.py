@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.questions import CHANCE
 from samples.seeds import CARD, DEMONSTRATION, DEVELOPMENT, STUDY
 from samples.training.batches import IGNORED, judge_answers, write_question
@@ -169,7 +169,7 @@ def format_table(cells: Iterable[Cell], types: Sequence[str] = TYPES) -> Iterabl
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of a checkpoint folder."""
     parser = argparse.ArgumentParser(prog="python -m samples.training.evaluate", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Embedded.folder("protokv/mini"), help="checkpoint folder")
+    parser.add_argument("--model", type=Path, default=MiniBackbone.folder("protokv/mini"), help="checkpoint folder")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="steps, separated by commas")
     parser.add_argument("--loads", default=",".join(LOADS), help="few, many, crowd")
     parser.add_argument("--ways", default=",".join(WAYS), help="full, window, holes, recent")

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.questions import CHANCE, Question
 from samples.training.batches import IGNORED, judge_answers, write_question
 from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m samples.training.evaluate_order", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--model", type=Path, default=Embedded.folder("protokv/mini"), help="checkpoint folder")
+    parser.add_argument("--model", type=Path, default=MiniBackbone.folder("protokv/mini"), help="checkpoint folder")
     parser.add_argument("--worlds", type=int, default=64, help="worlds for each place of the evidence")
     parser.add_argument("--twice", action="store_true", help="worlds whose evidence is shown twice, instead")
     parser.add_argument("--types", help="question types, separated by commas (default: all that it has words for)")

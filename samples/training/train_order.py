@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.training.bank import COUNTS
 from samples.training.export import export
 from samples.training.order_curriculum import STEPS, OrderStage, make_curriculum
@@ -47,7 +47,7 @@ def train_order(
     torch.set_num_threads(1)
     say = Journal(folder)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        weights or Embedded.folder("protokv/mini"), dtype=torch.float32
+        weights or MiniBackbone.folder("protokv/mini"), dtype=torch.float32
     )
     state: dict[str, Tensor] = model.state_dict()
     visual = {name.removeprefix(_VISUAL): tensor for name, tensor in state.items() if name.startswith(_VISUAL)}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.training import bank
 from samples.training.curriculum import CURRICULUM, Stage
 from samples.training.export import export
@@ -146,7 +146,7 @@ def train_words(
     """Run the missing stages of `folder`, with one thread for each process, and return the checkpoint folder."""
     torch.set_num_threads(1)
     say = Journal(folder)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(Embedded.folder("protokv/mini"), dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MiniBackbone.folder("protokv/mini"), dtype=torch.float32)
     state: dict[str, Tensor] = model.state_dict()
     visual = {name.removeprefix(_VISUAL): tensor for name, tensor in state.items() if name.startswith(_VISUAL)}
     clips = run_bank_stage(folder, seed, visual, say, counts=counts)

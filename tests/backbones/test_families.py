@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from protokv.backbones import load_backbone
-from protokv.backbones.chat import ChatPrompt
+from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
@@ -174,7 +174,7 @@ def test_a_control_token_without_a_role_in_the_tokenizer_is_refused_too(tiny_fol
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
     tokenizer.add_tokens([AddedToken("<clip>", special=True), AddedToken("blue-green", special=False)])
     assert "<clip>" not in tokenizer.all_special_tokens
-    prompt = ChatPrompt(tokenizer, QwenVL.video_token)
+    prompt = PromptTemplate(tokenizer, QwenVL.video_token)
     with pytest.raises(ConfigError, match="control token <clip>"):
         prompt.suffix_ids("what is <clip> ?")
     assert prompt.suffix_ids("what is blue-green ?")
@@ -186,7 +186,7 @@ ASKED = "{{ messages[0]['content'][1]['text'] }}"
 @pytest.mark.parametrize("template", [f"{ASKED}<|video_pad|>", ASKED, "<|video_pad|>"])
 def test_a_template_without_a_video_and_a_question_behind_it_is_refused(tiny_folder: Path, template: str) -> None:
     with pytest.raises(ModelError, match=r"shows no <\|video_pad\|> followed by the question"):
-        ChatPrompt(AutoTokenizer.from_pretrained(tiny_folder), QwenVL.video_token, template)
+        PromptTemplate(AutoTokenizer.from_pretrained(tiny_folder), QwenVL.video_token, template)
 
 
 def test_the_processors_older_template_comes_before_that_of_a_text_only_tokenizer(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 import protokv
 from protokv.backbones import identify_backbone, load_backbone, loading
 from protokv.backbones.files import find_model_families, find_packaged_models, read_video_processor
-from protokv.backbones.loading import find_devices
+from protokv.backbones.loading import find_module_devices
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
@@ -74,7 +74,7 @@ def test_shards_are_the_model_of_one_file_a_byte_in_any_is_another_identity_and_
 
 
 def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = loading.PlacementRequest.parse(device="cpu", dtype="auto", device_map=None, quantization=None)
+    request = loading.PlacementOptions.parse(device="cpu", dtype="auto", device_map=None, quantization=None)
     for multiplies, half in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(loading, "has_bfloat16_instructions", lambda found=multiplies: found)
         assert request.placement(torch.float16).dtype == request.placement(torch.bfloat16).dtype == half
@@ -239,14 +239,14 @@ def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
     text = "model.language_model"
     modules = [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in (0, 1, 10))]
     placed = {"model.visual": "cpu:0", text: "cpu:1", f"{text}.layers.1": "cpu:0", f"{text}.layers.10": "cpu:1"}
-    found = find_devices(SimpleNamespace(hf_device_map=placed), modules)
+    found = find_module_devices(SimpleNamespace(hf_device_map=placed), modules)
     assert found == [torch.device(name) for name in ("cpu:1", "cpu:1", "cpu:0", "cpu:1")]
     # Offloaded layers are computed on the first accelerator.
     offloaded = {"": "cuda:0", f"{text}.layers.1": "cpu", f"{text}.layers.10": "disk", f"{text}.layers.0": "cuda:1"}
-    found = find_devices(SimpleNamespace(hf_device_map=offloaded), modules)
+    found = find_module_devices(SimpleNamespace(hf_device_map=offloaded), modules)
     assert found == [torch.device(name) for name in ("cuda:0", "cuda:1", "cuda:0", "cuda:0")]
     for whole in (None, {"": "cpu:0"}, {"model": "cpu:1", "lm_head": "cpu:1"}):
-        assert find_devices(SimpleNamespace(hf_device_map=whole), modules) is None
+        assert find_module_devices(SimpleNamespace(hf_device_map=whole), modules) is None
 
 
 def test_a_model_over_several_devices_answers_and_saves_as_on_one(tiny: Backbone, folder: Path, tmp_path: Path) -> None:

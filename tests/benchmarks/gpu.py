@@ -226,15 +226,15 @@ def measure_steps(visit: Visit, _: int) -> None:
 def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
     """Time the vision tower with one call for all windows, and with one for each, and compare what it sees."""
     seen, row = [], dict[str, float]()
-    in_parts = qwen_vl.attends_in_parts
+    in_parts = qwen_vl.supports_varlen
     for name in ("in parts", "one by one"):
-        qwen_vl.attends_in_parts = in_parts if name == "in parts" else lambda *_: False
+        qwen_vl.supports_varlen = in_parts if name == "in parts" else lambda *_: False
         backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
         with torch.inference_mode():
             timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 3)
             row[name] = timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 20)[0]
             seen.append(backbone.embed_steps([prepared[0]], [0.0])[0].embeddings.float())
-    qwen_vl.attends_in_parts = in_parts
+    qwen_vl.supports_varlen = in_parts
     backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
     far, most = float((seen[0] - seen[1]).abs().max()), float(seen[1].abs().max())
     visit.say(tower_ms=row, farthest=far, largest=most)

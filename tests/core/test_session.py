@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from protokv.backbones import load_backbone
-from protokv.backbones.loading import read_decoding
+from protokv.backbones.loading import read_generation_config
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate
@@ -82,7 +82,7 @@ def test_published_penalties_are_theirs(tiny: Backbone, upstream: Upstream, monk
     monkeypatch.setattr(tiny, "stop_ids", frozenset())
     penalties = {"repetition_penalty": 1.3}
     published = GenerationConfig(do_sample=True, top_k=1, max_new_tokens=12, **penalties)
-    monkeypatch.setattr(tiny, "decoding", read_decoding(published))
+    monkeypatch.setattr(tiny, "decoding", read_generation_config(published))
     answer = session.ask(QUESTION)
     inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
     expected, lead = upstream.generate(inputs, 12, **penalties)
@@ -93,12 +93,12 @@ def test_published_penalties_are_theirs(tiny: Backbone, upstream: Upstream, monk
 
 def test_what_a_model_was_published_with_is_read_and_what_makes_no_sense_is_named() -> None:
     drawn = GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
-    assert read_decoding(drawn) == Decoding(64, 0.7, 0.8, 20, 1.05)
-    assert read_decoding(GenerationConfig(temperature=0.7, top_k=20)) == Decoding()
-    assert read_decoding(GenerationConfig(do_sample=True, max_new_tokens=10**6)) == Decoding(16_384, 1.0)
+    assert read_generation_config(drawn) == Decoding(64, 0.7, 0.8, 20, 1.05)
+    assert read_generation_config(GenerationConfig(temperature=0.7, top_k=20)) == Decoding()
+    assert read_generation_config(GenerationConfig(do_sample=True, max_new_tokens=10**6)) == Decoding(16_384, 1.0)
     drawn.top_p = "most"
     with pytest.raises(ModelError, match=r"generation_config\.json makes no sense"):
-        read_decoding(drawn)
+        read_generation_config(drawn)
 
 
 def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tiny: Backbone) -> None:

@@ -9,7 +9,7 @@ from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.questions import make_questions
 from samples.training.evaluate import make_held_out_world
 from samples.training.model import make_config
@@ -23,14 +23,14 @@ def mini() -> Backbone:
 
 def test_the_folder_belongs_to_this_vocabulary_and_shape():
     tokenizer, config = (
-        AutoTokenizer.from_pretrained(Embedded.folder("protokv/mini")),
-        AutoConfig.from_pretrained(Embedded.folder("protokv/mini")),
+        AutoTokenizer.from_pretrained(MiniBackbone.folder("protokv/mini")),
+        AutoConfig.from_pretrained(MiniBackbone.folder("protokv/mini")),
     )
     assert {w: i for w, i in tokenizer.get_vocab().items() if i < len(token_ids())} == token_ids()
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert config.text_config.to_dict() | {"dtype": None} == make_config().text_config.to_dict() | {"dtype": None}
     assert config.vision_config.tokens_per_second == 1
-    assert json.loads((Embedded.folder("protokv/mini") / "config.json").read_text())["protokv_fps"] == 2.0
+    assert json.loads((MiniBackbone.folder("protokv/mini") / "config.json").read_text())["protokv_fps"] == 2.0
 
 
 @pytest.mark.parametrize(("load", "length"), [("few", 17), ("many", 33)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.seeds import CARD, ORDER_CARD, TIME_CARD
 from samples.training import evaluate_order as evaluate_order_module
 from samples.training.batches import IGNORED, judge_answers, make_batch
@@ -68,18 +68,18 @@ def test_pairs_are_of_events_between_the_first_and_the_last_and_every_type_is_as
 
 
 def test_the_shipped_models_are_asked_what_they_have_words_for():
-    assert set(find_known_types(Embedded.folder("protokv/mini"))) == set(ASKED) - {
+    assert set(find_known_types(MiniBackbone.folder("protokv/mini"))) == set(ASKED) - {
         "third",
         "tenth",
         "middle_before",
         "middle_after",
     }
-    assert set(find_known_types(Embedded.folder("protokv/mini-order"))) == {*ASKED, *TIME_TYPES}
+    assert set(find_known_types(MiniBackbone.folder("protokv/mini-order"))) == {*ASKED, *TIME_TYPES}
 
 
 def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        Embedded.folder("protokv/mini-order"), dtype=torch.float32
+        MiniBackbone.folder("protokv/mini-order"), dtype=torch.float32
     )
     world = make_held_out_world("crowd", 64, 1)
     asked = ask_order(world, ("middle_first", "middle_before", "third", "colour", "at"), 3)
@@ -91,7 +91,7 @@ def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
 @pytest.mark.slow
 def test_the_larger_model_reads_what_happens_over_time():
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        Embedded.folder("protokv/mini-order"), dtype=torch.float32
+        MiniBackbone.folder("protokv/mini-order"), dtype=torch.float32
     )
     found = {kind: [] for kind in TIME_TYPES}
     for index in range(6):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.training.forward import compute_logits, make_rotary_tables, turn_pairs
 from samples.training.gaze import read_gaze
 from samples.training.model import make_config
@@ -19,7 +19,7 @@ from tests.tolerance import forward_terms, near
 
 @pytest.fixture(scope="module")
 def shipped():
-    return Qwen2_5_VLForConditionalGeneration.from_pretrained(Embedded.folder("protokv/mini"), dtype=torch.float32)
+    return Qwen2_5_VLForConditionalGeneration.from_pretrained(MiniBackbone.folder("protokv/mini"), dtype=torch.float32)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from samples.training.evaluate_order import answer_all, find_known_types
 from samples.training.export import export
 from samples.training.model import make_model
@@ -69,7 +69,7 @@ def test_an_exported_folder_is_a_qwen2_5_vl_that_transformers_loads(visual, bank
     trainer.run_stage(tiny(steps=2), 0)
     export(trainer.float_model(), tmp_path / "weights")
     names = {f.name for f in (tmp_path / "weights").iterdir()}
-    assert names == {f.name for f in Embedded.folder("protokv/mini").iterdir()}
+    assert names == {f.name for f in MiniBackbone.folder("protokv/mini").iterdir()}
     assert not [f for f in tmp_path.iterdir() if f.name != "weights"]
     assert "config_hash" in json.loads((tmp_path / "weights" / "identity.json").read_text())
     settings = json.loads((tmp_path / "weights" / "preprocessor_config.json").read_text())
@@ -126,7 +126,7 @@ def test_a_tiny_run_ends_in_a_checkpoint_that_is_asked_about_order_and_resumes_t
 
 def test_a_stage_of_the_clock_changes_the_clock_alone(bank, curriculum):
     state = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        Embedded.folder("protokv/mini"), dtype=torch.float32
+        MiniBackbone.folder("protokv/mini"), dtype=torch.float32
     ).state_dict()
     trainer = OrderTrainer(state, bank, 1, lambda record: None)
     before = {name: master.detach().clone() for name, master in trainer.optimizer.masters.items()}

@@ -15,7 +15,7 @@ from protokv.backbones import load_backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import FullConfig
-from protokv.mini.backbone import Embedded
+from protokv.mini.backbone import MiniBackbone
 from protokv.words.transcript import Transcript
 from samples.training.forward import read_questions
 from samples.training.sparse import SparseVideo
@@ -56,7 +56,7 @@ def test_words_of_a_training_video_stand_where_a_session_puts_them(backbone, lin
 
 
 def test_the_new_layers_bind_names_to_shapes_and_shapes_to_names_before_any_training():
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(Embedded.folder("protokv/mini"), dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MiniBackbone.folder("protokv/mini"), dtype=torch.float32)
     model = insert_layers(model.state_dict(), 1, inserted=(BINDING_LAYER, NAMING_LAYER))
     embedding = model.model.language_model.embed_tokens.weight.detach()
     tell_words_apart(embedding, 1, "content", "words")
