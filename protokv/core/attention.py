@@ -249,8 +249,8 @@ class TokenCache:
         """What the work of a fork depends on besides data on the device, in buffers that do not move."""
         return None
 
-    def take(self, settled: Self) -> None:
-        """Go on where a fork is that has settled."""
+    def take(self, other: Self, tokens: int = 0) -> None:
+        """Go on where a settled fork is, or so many tokens after it."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve, as `protokv.core.layers` names it."""

@@ -1,12 +1,13 @@
 """`QuestionReader`: a question and the tokens of its answer, forwarded by graphs.
 
 A question is filled up with tokens that nobody sees to one of a few lengths, and the answer has room of one size, so
-that every question, and every token, is the same work. What the memory shows is read once for an answer.
+that every question, and every token, is the same work. Where layers of another kind than full attention would take such
+tokens in, it keeps its length. What the memory shows is read once for an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 from weakref import ref
 
@@ -32,8 +33,8 @@ class QuestionReader:
 
     def __init__(self, backbone: Backbone) -> None:
         """Capture where the language model can be captured."""
-        others = set(backbone.layer_kinds) - {LayerKind.FULL}  # they would see what a question is filled up with
-        self.graphs = Graphs(backbone.device, backbone.why_eager or "it has layers of other kinds" * bool(others))
+        self.graphs = Graphs(backbone.device, backbone.why_eager)
+        self._fills = set(backbone.layer_kinds) <= {LayerKind.FULL}
         self.cache: TokenCache | None = None
         self._backbone, self._room = backbone, AnswerRoom(0, backbone.device)
         self._live: Callable[[], Reading | None] = lambda: None  # the last question whose answer may not be at its end
@@ -43,7 +44,7 @@ class QuestionReader:
 
         `cache` is that of the session. None: it cannot be captured, or another answer is not at its end.
         """
-        length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length())
+        length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
         needed = length + tokens
         if self.graphs.why_not or not memory.steady or needed > _MOST_ROOM or self._live() is not None:
             return None
@@ -56,10 +57,11 @@ class QuestionReader:
             self.cache = cache.fork(context)
             for layer in self.cache.memory_layers:
                 layer.room = self._room
+        self.cache.take(cache)
         embedded = functional.pad(self._backbone.embed_text(ids), (0, 0, 0, length - len(ids)))
         told = torch.tensor([len(ids), start])
         told = (told.pin_memory() if embedded.is_cuda else told).to(embedded.device, non_blocking=True)
-        logits = self.graphs.run("question", self._room.capacity, self._read, embedded, told, at_once=True)
+        logits = self.graphs.run("question", self._form, self._read, embedded, told, at_once=self._fills)
         reading = Reading(logits, self.cache, start + len(ids), told.new_zeros(0, self._backbone.position_components))
         self._live = ref(reading)
         return reading
@@ -67,11 +69,16 @@ class QuestionReader:
     def decode(self, reading: Reading, token: Tensor, index: int) -> Tensor:
         """Forward the token `[1]` int64 with this index in an answer; return logits `[vocabulary]` float32."""
         if reading.cache is self.cache:
-            logits: Tensor = self.graphs.run("token", self._room.capacity, self._decode, token)
+            logits: Tensor = self.graphs.run("token", self._form, self._decode, token)
             return logits
         where = self._backbone.text_positions(reading.next_position + index, 1)
         hidden = self._backbone.forward(self._backbone.embed_token(token), where, reading.cache)
         return self._backbone.logits(hidden[-1])
+
+    @property
+    def _form(self) -> Hashable:
+        assert self.cache is not None
+        return self._room.capacity, self.cache.form
 
     def _hold(self, memory: Memory) -> Context:
         context = CachedContext(memory.recall())
@@ -96,4 +103,6 @@ class QuestionReader:
         assert self.cache is not None
         self._room.enter(len(embedded))
         where = (self._room.slots + first)[:, None].expand(-1, self._backbone.position_components)
-        return self._backbone.forward(embedded, where, self.cache)
+        hidden = self._backbone.forward(embedded, where, self.cache)
+        self.cache.take(self.cache, len(embedded))
+        return hidden

@@ -184,7 +184,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             other = layer.fork()
             other.owner = self
             return other
-        other = copy(layer)
+        other, self._stays = copy(layer), False
         for name, held in vars(layer).items():
             if isinstance(held, dict):
                 fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
@@ -204,12 +204,18 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         """The sizes of what other layers hold, once it stays where it is."""
         return (self._stays, *(one.shape for one in self._settled.values())) if self._settled else None
 
-    def take(self, settled: Self) -> None:
-        """Go on where a fork is that has settled. What other layers hold is copied, to where it was before."""
-        self.seen, held = settled.seen, dict(settled._settled)
+    def take(self, other: Self, tokens: int = 0) -> None:
+        """Go on where a settled fork is, or so many tokens after it.
+
+        What other layers hold is copied, to where it was before if it has the same size.
+        """
+        self.seen, held = other.seen + tokens, read_layer_tensors(other.layers)
         for name, one in held.items():
             mine = self._settled.get(name) if self._stays else None
-            held[name] = one.clone() if mine is None or mine.shape != one.shape else mine.copy_(one)
+            if mine is None or mine.shape != one.shape:
+                held[name] = one.clone()
+            elif mine is not one:
+                held[name] = mine.copy_(one)
         _restore_layers(self.layers, held, self.seen)
         self._settled, self._stays = read_layer_tensors(self.layers), True
 
