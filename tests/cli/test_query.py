@@ -164,12 +164,11 @@ def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(pr
         3: b"a" * (3 << 20),
         4: rb'{"question": "a \ud800"}',
         5: b"not \xff UTF-8",
-        6: b'{"question": "who ?", "question": "where ?"}',
-        7: b'{"question":',
-        8: b'{"question": 3}',
-        9: b"a \0 b",
-        10: b'{"question": " "}',
-        11: b"what " * 5000,
+        6: b'{"question":',
+        7: b'{"question": 3}',
+        8: b"a \0 b",
+        9: b'{"question": " "}',
+        10: b"what " * 5000,
     }
     file.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good[0].encode(), *bad.values(), good[1].encode()]))
     states = protokv.folder / "states"
