@@ -119,23 +119,25 @@ WAITS = {"gemma4": ["vision tower"]}
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"),
+    ("family", "kind", "positions"),
     [
-        *product(BUILDERS, ["durable"]),
-        *product(["qwen3_vl"], ["sliding-window", "last-frames", "infinipot-v", "hermes"]),
+        *product(BUILDERS, ["durable"], ["stream"]),
+        *product(["qwen3_vl"], ["sliding-window", "last-frames", "infinipot-v", "hermes"], ["stream"]),
+        *product(["qwen2_5_vl", "qwen3_5"], ["durable"], ["compact"]),
     ],
 )
-def test_all_that_a_stream_does_is_captured(models: Models, family: str, kind: str) -> None:
+def test_all_that_a_stream_does_is_captured(models: Models, family: str, kind: str, positions: str) -> None:
     backbone = models(family, "bfloat16")[1]
     with fake_cuda():
-        session = Session.start(backbone, small(kind), attachments=[Transcript()])
+        session = Session.start(backbone, small(kind, positions=positions), attachments=[Transcript()])
         for step in range(12):
             session.watch(random_frames(step, backbone.frames_per_step))
         for _ in range(2):
-            session.ask(QUESTION, Decoding(4, temperature=0))
+            session.ask(QUESTION, Decoding(4, temperature=0), evidence=True)
     parts = [backbone.graphs, session.memory.graphs, session._graphs, session._reader.graphs]
     eager = [name for one in parts if one is not None for name, how in one.how.items() if how != "graph"]
     assert eager == WAITS.get(family, [])
+    assert {"question", "token"} < session._reader.graphs.how.keys()
 
 
 def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models) -> None:

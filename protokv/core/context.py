@@ -44,7 +44,7 @@ class PositionFacts:
 
     rotary: PreciseRotary  # angles that add up at any position
     origin: int  # position of the first visual token of the stream
-    end: int  # the position after everything seen, above 0
+    end: int | Tensor  # the position after everything seen, above 0; `[]` int64 where the device knows it
     moving: Sequence[int] = (0,)  # position components that grow with the stream, first time (or the index of a token)
     near: int | None = None  # time at which the near window begins, if other layers determined it; None: these do
 

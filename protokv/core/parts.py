@@ -42,7 +42,7 @@ class Reading:
 
     logits: Tensor  # `[n, vocabulary]` float32 of its tokens, or of the last one alone
     cache: TokenCache  # what it attended to, and its tokens after those of steps that were read again
-    next_position: int  # position of the first token of the answer
+    next_position: int | None  # position of the first token of the answer; None: only the device needs it
     prelude: Tensor  # stream positions `[R, P]` of the steps that were read again
 
 
@@ -56,11 +56,11 @@ class TokenPlacement:
             self._rotary = backbone.precise_rotary
             self._direction = make_direction(backbone.moving, backbone.position_components, backbone.device)
 
-    def place(self, context: Context, clock: StreamClock) -> Context:
-        """Return the context with its tokens where they are shown."""
+    def place(self, context: Context, end: int | Tensor) -> Context:
+        """Return the context with its tokens where they are shown; `end` is the position after everything seen."""
         if not self._compact:
             return context
-        return context.compact(PositionFacts(self._rotary, self._origin, clock.next_position, self._moving))
+        return context.compact(PositionFacts(self._rotary, self._origin, end, self._moving))
 
     def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
         """Return where tokens of the stream at `positions` `[T, P]` are forwarded with a placed context."""

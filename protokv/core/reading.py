@@ -20,8 +20,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.context import CachedContext, Context
 from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
-from protokv.core.memory import Memory
-from protokv.core.parts import Reading
+from protokv.core.parts import Reading, SessionView
 
 _LEAST_QUESTION: Final = 32
 _LEAST_ROOM, _MOST_ROOM = 256, 4096
@@ -39,30 +38,45 @@ class QuestionReader:
         self._backbone, self._room = backbone, AnswerRoom(0, backbone.device)
         self._live: Callable[[], Reading | None] = lambda: None  # the last question whose answer may not be at its end
 
-    def read(self, memory: Memory, cache: TokenCache, ids: list[int], start: int, tokens: int) -> Reading | None:
-        """Forward a question at position `start`, with room for an answer of so many `tokens`.
+    def read(self, session: SessionView, ids: list[int], tokens: int, *, differs: bool = False) -> Reading | None:
+        """Forward a question to what the session has seen, with room for an answer of so many `tokens`.
 
-        `cache` is that of the session. None: it cannot be captured, or another answer is not at its end.
+        None: it cannot be captured, since what it is to see `differs` from what the memory shows, or see `graphs.how`.
         """
+        memory, why = session.memory, self.graphs.why_not
         length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
         needed = length + tokens
-        if self.graphs.why_not or not memory.steady or needed > _MOST_ROOM or self._live() is not None:
+        if differs or not memory.steady:
+            why = why or "the memory shows other buffers each time"
+        elif needed > _MOST_ROOM or self._live() is not None:
+            why = why or "it is long, or another answer is not at its end"
+        if why:
+            self.graphs.how["question"] = why
             return None
         memory.join()
-        context = self.graphs.run("context", (), lambda: self._hold(memory), at_once=True)
+        embedded = functional.pad(self._backbone.embed_text(ids), (0, 0, 0, length - len(ids)))
+        told = torch.tensor([len(ids), session.clock.next_position])
+        told = (told.pin_memory() if embedded.is_cuda else told).to(embedded.device, non_blocking=True)
+
+        def hold(end: Tensor) -> Context:
+            placed = CachedContext(session.placement.place(memory.recall(), end))
+            for layer in range(self._backbone.layers):
+                placed.at(layer, torch.empty(0))
+            return placed
+
+        context = self.graphs.run("context", (), hold, told[1], at_once=True)
         if not self.graphs.holds(context):
             return None
         if self.cache is None or self._room.capacity < needed:
             self._room = AnswerRoom(max(_LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
-            self.cache = cache.fork(context)
+            self.cache = session.cache.fork(context)
             for layer in self.cache.memory_layers:
                 layer.room = self._room
-        self.cache.take(cache)
-        embedded = functional.pad(self._backbone.embed_text(ids), (0, 0, 0, length - len(ids)))
-        told = torch.tensor([len(ids), start])
-        told = (told.pin_memory() if embedded.is_cuda else told).to(embedded.device, non_blocking=True)
-        logits = self.graphs.run("question", self._form, self._read, embedded, told, at_once=self._fills)
-        reading = Reading(logits, self.cache, start + len(ids), told.new_zeros(0, self._backbone.position_components))
+        self.cache.take(session.cache)
+        start = told[1] if context.next_position is None else context.next_position
+        given = embedded, told[:1], start.view(1)
+        logits = self.graphs.run("question", self._form, self._read, *given, at_once=self._fills)
+        reading = Reading(logits, self.cache, None, told.new_zeros(0, self._backbone.position_components))
         self._live = ref(reading)
         return reading
 
@@ -71,6 +85,7 @@ class QuestionReader:
         if reading.cache is self.cache:
             logits: Tensor = self.graphs.run("token", self._form, self._decode, token)
             return logits
+        assert reading.next_position is not None
         where = self._backbone.text_positions(reading.next_position + index, 1)
         hidden = self._backbone.forward(self._backbone.embed_token(token), where, reading.cache)
         return self._backbone.logits(hidden[-1])
@@ -80,14 +95,7 @@ class QuestionReader:
         assert self.cache is not None
         return self._room.capacity, self.cache.form
 
-    def _hold(self, memory: Memory) -> Context:
-        context = CachedContext(memory.recall())
-        for layer in range(self._backbone.layers):
-            context.at(layer, torch.empty(0))
-        return context
-
-    def _read(self, embedded: Tensor, told: Tensor) -> Tensor:
-        count, start = told[:1], told[1:]
+    def _read(self, embedded: Tensor, count: Tensor, start: Tensor) -> Tensor:
         self._room.begin.zero_()
         hidden = self._forward(embedded, start)
         self._room.begin.copy_(count)

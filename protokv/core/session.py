@@ -253,7 +253,7 @@ class Session:
         tokens = [step.tokens for step in steps]
 
         def run(positions: Tensor, embeddings: Tensor, *deep: Tensor) -> tuple[Tensor, Tensor, TokenCache]:
-            context = self.placement.place(self.memory.context(), self.clock)
+            context = self.placement.place(self.memory.context(), self.clock.next_position)
             cache, shown = self.cache.fork(context), self.placement.forward_positions(positions, context)
             fed = [replace(one, deepstack=own) for one, own in zip(tokens, deep, strict=True)] if deep else tokens
             self.backbone.forward(embeddings, shown, cache, steps=fed)
@@ -381,7 +381,10 @@ class Session:
         began = time.perf_counter()
         asked, kept = self.backbone.question_ids(question, turns, system)
         reading = self.read_question(asked, record=evidence, room=decoding.max_new_tokens)
-        found = find_evidence(self, reading) if evidence else None
+        found = None
+        if evidence:
+            by_graph = reading.cache.queries is None
+            found = find_evidence(self, self.read_question(asked, record=True) if by_graph else reading)
         if firsts:
             likely = reading.logits[-1].log_softmax(-1)
             chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
@@ -441,23 +444,23 @@ class Session:
     ) -> Reading:
         """Forward a question, or token ids as they are, after the memory.
 
-        The logits are those of the last token, or of the `whole` question, which may take gigabytes. With `record`, the
-        cache keeps the queries that read the context, for `find_evidence`. With `room` for so many tokens of an answer
-        it is read by a graph where that can be.
+        The logits are those of the last token, or of the `whole` question, which may take gigabytes. With `room` for so
+        many tokens of an answer it is read by a graph where that can be. Else, with `record`, the cache keeps the
+        queries that read the context, for `find_evidence`.
         """
         backbone, placement = self.backbone, self.placement
         ids = backbone.question_ids(question)[0] if isinstance(question, str) else question
         prelude = self.recent.steps
         positions = [where for _, where in prelude]
-        within = not prelude and self.clock != self.words_end and self.config.positions == "stream"
-        if within and room is not None and not record:
-            reading = self._reader.read(self.memory, self.cache, ids, self.clock.next_position, room)
+        if room is not None:
+            differs = bool(prelude) or self.clock == self.words_end
+            reading = self._reader.read(self, ids, room, differs=differs)
             if reading is not None:
                 return reading
         context, clock = self.recent.hide(self.memory.recall()), self.clock
         if clock == self.words_end and self.memory.hides_recent and not prelude:
             ids, context, clock = backbone.after_words(ids, context, clock)
-        context = placement.place(context, clock)
+        context = placement.place(context, clock.next_position)
         start, cache = placement.text_start(context, clock), self.cache.fork(CachedContext(context))
         if prelude:
             steps = [tokens for tokens, _ in prelude]

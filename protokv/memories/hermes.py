@@ -197,7 +197,7 @@ def _find_queries(session: SessionView, text: str) -> Tensor:
     """Return the queries `[L, Hq, t, D]` of a text after the video, at stream positions."""
     backbone, placement = session.backbone, session.placement
     ids = backbone.suffix_ids(text)
-    placed = placement.place(session.memory.context(), session.clock)
+    placed = placement.place(session.memory.context(), session.clock.next_position)
     start = placement.text_start(placed, session.clock)
     cache, positions = session.cache.fork(placed), backbone.text_positions(start, len(ids))
     cache.queries = []

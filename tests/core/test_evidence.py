@@ -29,7 +29,7 @@ def literal(session: Session) -> dict[int, float]:
     """Return the share of each step, slot by slot, from the weights of one softmax over everything."""
     backbone = session.backbone
     placement = session.placement
-    context = placement.place(session.memory.recall(), session.clock)
+    context = placement.place(session.memory.recall(), session.clock.next_position)
     ids, tail = backbone.suffix_ids(QUESTION), session.cache.fork(context)
     tail.queries = []
     with torch.inference_mode():
