@@ -275,7 +275,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
     whole = patch.multiple(functional, **_FUNCTIONS)
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)
-    captures = patch.multiple(graphs, capture=_capture, make_pool=lambda: None, make_stream=lambda _: None)
+    captures = patch.multiple(graphs, _capture=_capture, _make_pool=lambda: None, _make_stream=lambda _: None)
     with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, pinning, captures, _Placing():
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)

@@ -8,11 +8,10 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.core import graphs, kernels
-from protokv.core import session as session_module
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY_BIAS, KVSegment
-from protokv.core.decoding import Decoding, wait_for_token
+from protokv.core.decoding import Decoding, TokenSampler
 from protokv.core.near import KVSlots
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
@@ -77,8 +76,8 @@ def refuse(*_: Any) -> Any:
 @pytest.mark.parametrize("kind", ["sliding-window", "durable"])
 def test_graphs_of_cuda_give_what_the_calls_give(kind: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for capture in (graphs.capture, refuse):
-        monkeypatch.setattr(graphs, "capture", capture)
+    for capture in (graphs._capture, refuse):
+        monkeypatch.setattr(graphs, "_capture", capture)
         backbone = load_backbone(str(tiny_folder), device="cuda", dtype="float32")
         session = watched(backbone, MemoryConfig.of(kind, budget=48), range(30))
         answers = [session.ask(QUESTION, Decoding(9, temperature=0)).text for _ in range(3)]
@@ -97,12 +96,12 @@ def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.M
 
     def reading(token: torch.Tensor) -> int:
         torch.cuda.set_sync_debug_mode("default")
-        read = wait_for_token(token)
+        read = int(token)
         torch.cuda.set_sync_debug_mode("error")
         return read
 
     session.ask("what?", Decoding(3))
-    monkeypatch.setattr(session_module, "wait_for_token", reading)
+    monkeypatch.setattr(TokenSampler, "fetch", staticmethod(reading))
     try:
         # Stop before the end, where the number of visible tokens is read once an answer.
         pieces = session.stream("what?", Decoding(6))

@@ -20,7 +20,7 @@ from protokv.backbones import loading
 from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import check_image_arrays, make_image_processor
-from protokv.core.arrays import join_rows
+from protokv.core.arrays import concat_rows
 from protokv.core.backbone import MOST_WORD_TOKENS, Backbone, BackboneIdentity, ChatTurn, PreparedStep
 from protokv.core.context import Context
 from protokv.core.decoder import LanguageDecoder
@@ -28,7 +28,7 @@ from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind, declare_layer_tensors
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.stream_cache import CACHE_ARGUMENT, MemoryLayer, StreamCache
+from protokv.core.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
@@ -117,7 +117,7 @@ class TransformersBackbone(Backbone):
             cache = StreamCache(config)
         except ConfigError as error:
             raise ModelError(error.message, hint=error.hint) from error
-        own = [i for i, layer in enumerate(cache.layers) if isinstance(layer, MemoryLayer)]
+        own = [i for i, layer in enumerate(cache.layers) if isinstance(layer, StreamCacheLayer)]
         self.layer_kinds = [kind for kind, _ in cache.kinds]
         self.layers = len(own)
         self.kv_heads, self.head_size = self._read_heads(own[0])
@@ -288,7 +288,7 @@ class TransformersBackbone(Backbone):
 
     def _move_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps on the device, one after the other, as they were prepared."""
-        return join_rows([step.pixels.to(self.device, non_blocking=True) for step in steps])
+        return concat_rows([step.pixels.to(self.device, non_blocking=True) for step in steps])
 
     def _join_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps, one after the other, as the vision tower takes them."""

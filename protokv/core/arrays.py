@@ -10,7 +10,7 @@ from torch import Tensor
 _WIDE = torch.complex128
 
 
-def join_rows(parts: Sequence[Tensor]) -> Tensor:
+def concat_rows(parts: Sequence[Tensor]) -> Tensor:
     """Return parts joined along the first axis; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
@@ -33,7 +33,7 @@ def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
         held.index_put_((rows,), new, accumulate=True)
 
 
-def find_least(numbers: Tensor) -> tuple[Tensor, Tensor]:
+def find_first_minimum(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least number along the last axis and its first index."""
     if is_readable_by_numpy(numbers):
         place = torch.from_numpy(numbers.numpy().argmin(-1))
@@ -61,10 +61,10 @@ def is_readable_by_numpy(numbers: Tensor) -> bool:
 
 def chunk_rows(rows: int, at_once: int, device: torch.device) -> Iterator[slice]:
     """Split work into cache-sized chunks on a CPU, one chunk elsewhere; results do not depend on the size."""
-    return split_rows(rows, at_once if device.type == "cpu" else rows)
+    return slice_rows(rows, at_once if device.type == "cpu" else rows)
 
 
-def split_rows(rows: int, at_once: int) -> Iterator[slice]:
+def slice_rows(rows: int, at_once: int) -> Iterator[slice]:
     """Yield parts of some rows, of at most `at_once` rows, and of one at least."""
     step = max(1, at_once)
     for start in range(0, rows, step):

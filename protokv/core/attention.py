@@ -90,7 +90,7 @@ class AttentionMasks:
         return self._made[wanted][1]
 
 
-class AnswerRoom:
+class AnswerBuffer:
     """Room of one size for the tokens of an answer: forwarding them is the same operations, wherever they stand."""
 
     slots: Tensor  # of the tokens being forwarded, `[T]` int64
@@ -111,7 +111,7 @@ class AnswerRoom:
 class LayerTokenCache:
     """Keys and values of the n tokens of one layer since a context was taken."""
 
-    room: AnswerRoom | None = None  # of the whole answer; None: it grows
+    room: AnswerBuffer | None = None  # of the whole answer; None: it grows
 
     keys: Tensor | None  # `[..., H, n, D]`, on the device of the layer; None before the first
     values: Tensor | None
@@ -140,7 +140,7 @@ class LayerTokenCache:
         self.keys, self.values, self.length, self._segments = keys, values, keys.shape[-2], None
         return keys, values
 
-    def _write(self, keys: Tensor, values: Tensor, room: AnswerRoom) -> tuple[Tensor, Tensor]:
+    def _write(self, keys: Tensor, values: Tensor, room: AnswerBuffer) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
             size = (*keys.shape[:-2], room.capacity, keys.shape[-1])
             self.keys, self.values = keys.new_zeros(size), values.new_zeros(size)

@@ -13,7 +13,7 @@ from torch import Tensor
 from protokv.core.arrays import write_rows_
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 
 _COUNTERS = {
     "opened": "tokens that opened a slot",
@@ -41,7 +41,7 @@ class FarTokens:
         return FarTokens(self.keys[:, kept], self.values[:, kept], *shared)
 
 
-class PrototypeBank(StatePart):
+class PrototypeBank(StateTensors):
     """K prototypes for each of L layers and H KV heads.
 
     Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is a covariance; mass comes from
@@ -177,7 +177,7 @@ def _quantiles(values: Tensor) -> list[float]:
     return [float(one) for one in values.double().quantile(shares, interpolation="nearest")]
 
 
-class BankRule(StatePart):
+class BankRule(StateTensors):
     """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place."""
 
     told: ClassVar[int] = 0  # how many numbers the host tells it on the device in a step

@@ -20,10 +20,10 @@ from protokv.core.attention import ATTENTION_NAME, AttentionMasks
 from protokv.core.build import build_memory
 from protokv.core.context import EMPTY_BIAS, Context, KVSegment
 from protokv.core.decoder import LanguageDecoder
-from protokv.core.memory import LocalMemory, Memory
+from protokv.core.memory import Memory, SingleDeviceMemory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import split_steps
-from protokv.core.stream_cache import ATTENTION_HINT, CACHE_ARGUMENT, StreamCache, read_layer_tensors
+from protokv.core.stream_cache import ATTENTION_HINT, CACHE_ARGUMENT, StreamCache, collect_layer_tensors
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
 
@@ -97,7 +97,7 @@ class MemoryCache(StreamCache):
     def nbytes(self) -> int:
         """Bytes of all that it holds."""
         local = [held for layer in self.memory_layers for held in (layer.keys, layer.values) if held is not None]
-        own = count_bytes(*local, *read_layer_tensors(self.layers).values())
+        own = count_bytes(*local, *collect_layer_tensors(self.layers).values())
         return own + (0 if self.memory is None else self.memory.bytes_held)
 
     @_plain_tensors()
@@ -283,7 +283,7 @@ def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 def _refuse_memory(config: MemoryConfig) -> None:
     """Refuse settings of a memory that needs a session, which sees more than keys and values. ConfigError."""
     by_session = "protokv.Session keeps it, and so does `protokv ingest`"
-    if config.memory.select is not LocalMemory.select or config.listeners():
+    if config.memory.select is not SingleDeviceMemory.select or config.listeners():
         raise ConfigError(f"the memory {config.name} reads more than keys and values", hint=by_session)
     for name, plain in (("positions", "stream"), ("recent_frames", 0)):
         if getattr(config, name) != plain:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.rotary import PreciseRotary, make_direction, rotate_by_moves_
+from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by_moves_
 
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp, and so
 # low that its exponential is 0 beside that of any slot in use.
@@ -179,7 +179,7 @@ class SlotContext(Context):
         near = near if anchoring.near is None else torch.full_like(near, anchoring.near)
         # The near window stays, or moves back to right after the prompt prefix and the older tokens.
         begins = torch.minimum(near, torch.as_tensor(anchoring.origin + span, device=places.device))
-        shift, moving = near - begins, make_direction(anchoring.moving, places.shape[-1], places.device)
+        shift, moving = near - begins, mark_moving_components(anchoring.moving, places.shape[-1], places.device)
         own, time, chosen = places[..., far, :], places[..., far, 0], older[..., None]
         moves = torch.where(older, torch.where(shift > 0, begins - 1 - rank - time, 0), -shift)
         # The highest position of each component, `[P]`: of older slots, if they stay and if they move, and of all

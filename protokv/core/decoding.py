@@ -79,7 +79,7 @@ def is_looping(ids: Sequence[int]) -> bool:
     return False
 
 
-class Sampler:
+class TokenSampler:
     """Chooses one token after another for one answer, without waiting for the device."""
 
     def __init__(self, decoding: Decoding, device: torch.device, prompt: Sequence[int] = ()) -> None:
@@ -102,6 +102,11 @@ class Sampler:
             self._ids = torch.cat((self._ids, chosen))
         self._logprobs.append(logits.log_softmax(-1)[chosen])
         return chosen
+
+    @staticmethod
+    def fetch(token: Tensor) -> int:
+        """Return the id of a chosen token `[1]`. This is the only wait for the device per generated token."""
+        return int(token)
 
     def mean_logprob(self) -> float:
         """Return the mean log probability of the chosen tokens; it does not depend on `Decoding`."""
@@ -129,11 +134,6 @@ def penalise_repetition(logits: Tensor, ids: Tensor, penalty: float) -> Tensor:
     marks = torch.zeros(len(logits) + 1, dtype=torch.bool, device=ids.device)
     marks.scatter_(0, torch.where(ids < 0, len(logits), ids), True)
     return torch.where(marks[:-1], torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-
-def wait_for_token(token: Tensor) -> int:
-    """Return the id of a chosen token `[1]`. This is the only wait for the device per generated token."""
-    return int(token)
 
 
 class Detokenizer:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY_BIAS, KVSegment
-from protokv.core.parts import Evidence, EvidenceSpan, Reading, SessionView, TranscriptAttachment, Utterance
+from protokv.core.parts import Evidence, EvidenceSpan, QuestionLogits, SessionView, TranscriptAttachment, Utterance
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
@@ -26,7 +26,7 @@ _MOST_SAID: Final = 8  # steps of a span whose words are told
 
 
 @torch.inference_mode()
-def find_evidence(session: SessionView, reading: Reading) -> Evidence:
+def find_evidence(session: SessionView, reading: QuestionLogits) -> Evidence:
     """Return the spans that the last token of a recorded question read. ConfigError: the memory cannot tell places."""
     backbone, clock, context = session.backbone, session.clock, reading.cache.context
     # Tokens of the answer need not be recorded.
@@ -44,7 +44,7 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
             raise ConfigError(f"{name} does not tell what an answer stood on", hint="ask without evidence")
         segments = context.at(layer, query)
         local_keys, _ = reading.cache.memory_layers[layer].read()
-        to_slots, to_local = measure_shares(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
+        to_slots, to_local = measure_attention_weights(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
         bias = torch.cat([segment.bias for segment in segments], 1)
         to_slots = torch.where(bias > EMPTY_BIAS, to_slots / bias.clamp(min=0.0).exp(), 0.0)
         found = [(positions[:, prefix:], to_slots[:, prefix:])]  # the prompt prefix stands before the stream
@@ -85,7 +85,7 @@ def find_evidence_spans(by_step: Mapping[int, float], step_seconds: float) -> tu
     return tuple(sorted(found, key=lambda span: -span.share)[:_MOST_SPANS])
 
 
-def measure_shares(
+def measure_attention_weights(
     query: Tensor, segments: Sequence[KVSegment], local_keys: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Return the attention weights of the last token `[Hq, D]`, rotated, the mean over the query heads of a KV head.

@@ -27,11 +27,11 @@ class Graphs:
 
     def __init__(self, device: torch.device, why_not: str = "", *, beside: bool = False) -> None:
         """Capture on this device, unless there is a reason not to; `beside` what is launched later, until `join`."""
-        self.why_not = why_not or ("" if can_capture(device) else f"a {device.type} has no graphs")
+        self.why_not = why_not or ("" if _can_capture(device) else f"a {device.type} has no graphs")
         self.how = {}
         self._device, self._pool = device, None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
-        self._stream: Any = make_stream(device) if beside and not self.why_not else None
+        self._stream: Any = _make_stream(device) if beside and not self.why_not else None
         self._is_beside = False
         self._seen: deque[Hashable] = deque(maxlen=_LATELY)  # what was run as it is, the last of it
 
@@ -96,8 +96,8 @@ class Graphs:
         buffers = [one.clone() for one in given]
         try:
             if self._pool is None:
-                self._pool = make_pool()
-            replay, result = capture(lambda: call(*buffers), self._device, self._pool)
+                self._pool = _make_pool()
+            replay, result = _capture(lambda: call(*buffers), self._device, self._pool)
             self._parts[key] = buffers, replay, result
         # A branch on a value, a library that cannot be captured, or no memory for it.
         except RuntimeError as error:
@@ -105,22 +105,20 @@ class Graphs:
         return self._parts[key]
 
 
-def can_capture(device: torch.device) -> bool:
-    """Return whether a device has graphs."""
+def _can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def make_pool() -> Any:
+def _make_pool() -> Any:
     """Return a pool of memory that graphs share: they are replayed one after the other."""
     return torch.cuda.graph_pool_handle()
 
 
-def make_stream(device: torch.device) -> Any:
-    """Return a stream, on which work is launched beside that of others."""
+def _make_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any]:
+def _capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any]:
     """Return what replays a call, which is not run, and its result. RuntimeError: it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     # Other threads read frames and pin them meanwhile.

@@ -50,7 +50,7 @@ def is_window_tensor(name: str) -> bool:
     return name.endswith((".keys", ".values"))
 
 
-def describe_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
+def read_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the kind of every layer of the model that left this; nothing if all have full attention. StateCorrupt."""
     if not held:
         return {}

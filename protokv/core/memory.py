@@ -1,4 +1,4 @@
-"""`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `LocalMemory`, its form in declared parts.
+"""`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `SingleDeviceMemory`, in declared parts.
 
 A memory takes keys as the model rotated them and returns a `Context`. Knows no model, file or session.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 from protokv.core.context import Context
 from protokv.core.graphs import Graphs
 from protokv.core.near import KVSlots
-from protokv.core.packing import unpack_tensors
+from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, sum_by_group
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
 
 
 class Memory(ABC):
@@ -94,8 +94,8 @@ class Memory(ABC):
         """Return plain numbers about the state, JSON-able."""
 
 
-class LocalMemory(Memory):
-    """A memory on one device, whose state is declared once and held by `StatePart`s."""
+class SingleDeviceMemory(Memory):
+    """A memory on one device, whose state is declared once and held by `StateTensors`s."""
 
     undivided: ClassVar[str] = ""  # why its layers must all be on one device; empty: they need not
     _slots: KVSlots
@@ -110,7 +110,7 @@ class LocalMemory(Memory):
         """Return the tensors of its state under these settings; a subclass adds its own. Allocates nothing."""
         return (*KVSlots.declare(shape), *StepSanitizer.declare())
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the holders of its state."""
         return self._slots, self._sanitizer
 
@@ -147,7 +147,7 @@ class LocalMemory(Memory):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state whose form is checked."""
-        tensors = unpack_tensors(tensors, self.specs())
+        tensors = restore_unused_slots(tensors, self.specs())
         for part in self.parts():
             part.take(tensors)
 

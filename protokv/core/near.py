@@ -18,14 +18,14 @@ from torch import Tensor
 from protokv.core import kernels
 from protokv.core.context import SlotContext
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 # The parts of tokens, and the axis of each that counts them.
 _AXES: Final = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usable": 0}
 
 
-class KVSlots(StatePart):
+class KVSlots(StateTensors):
     """Keys and values `[L, H, P0 + far + near, D]` with a logit bias a slot, all free at first but for the prefix."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
@@ -115,7 +115,7 @@ class WindowMove:
     surplus: int = 0  # of the step, those that a smaller window has no room for
 
 
-class NearWindow(StatePart):
+class NearWindow(StateTensors):
     """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `ExactTokens`, of the slots.
 
     A step is `plan` and `tell`, on the host, and `write`, on the device. What `write` does depends on the sizes of the

@@ -57,7 +57,7 @@ def split_tensors(tensors: Mapping[str, Tensor], *groups: str) -> list[dict[str,
     return list(found.values())
 
 
-def pack_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
+def trim_unused_slots(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
     """Return the tensors of a state without unused slots, contiguous; tensors that lose nothing are not copied."""
     declared = [spec for spec in specs if spec.name in tensors]
     packed = dict(tensors)
@@ -73,8 +73,8 @@ def pack_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> 
     return packed
 
 
-def unpack_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
-    """Undo `pack_tensors`. The tensors must fit the specs (`check_tensor_shapes`); whole ones are not copied."""
+def restore_unused_slots(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
+    """Undo `trim_unused_slots`. The tensors must fit the specs (`check_tensor_shapes`); whole ones are not copied."""
     whole = dict(tensors)
     for spec in specs:
         found = tensors.get(spec.name)

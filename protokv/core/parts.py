@@ -14,9 +14,9 @@ from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone
 from protokv.core.context import Context, PositionFacts
 from protokv.core.memory import Memory
-from protokv.core.rotary import make_direction, rotate
+from protokv.core.rotary import mark_moving_components, rotate
 from protokv.core.step import StepTokens, StreamClock
-from protokv.core.tensors import StatePart, TensorSpec
+from protokv.core.tensors import StateTensors, TensorSpec
 from protokv.errors import PositionWarning
 
 LEAST_EVIDENCE_SHARE: Final = 0.05
@@ -37,7 +37,7 @@ class PositionedStep:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Reading:
+class QuestionLogits:
     """A question that was forwarded."""
 
     logits: Tensor  # `[n, vocabulary]` float32 of its tokens, or of the last one alone
@@ -54,7 +54,7 @@ class TokenPlacement:
         self._limit = backbone.max_position
         if compact:
             self._rotary = backbone.precise_rotary
-            self._direction = make_direction(backbone.moving, backbone.position_components, backbone.device)
+            self._direction = mark_moving_components(backbone.moving, backbone.position_components, backbone.device)
 
     def place(self, context: Context, end: int | Tensor) -> Context:
         """Return the context with its tokens where they are shown; `end` is the position after everything seen."""
@@ -122,7 +122,7 @@ class SessionListener:
         """Called when the memory has taken a step that attended to `context`."""
 
 
-class SessionAttachment(SessionListener, StatePart):
+class SessionAttachment(SessionListener, StateTensors):
     """A part of a session's state besides the memory, such as thumbnails; it listens to the session."""
 
     @staticmethod

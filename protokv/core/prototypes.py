@@ -18,12 +18,12 @@ from protokv.core.arrays import write_rows_
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.context import Context
 from protokv.core.graphs import Graphs
-from protokv.core.memory import LocalMemory
+from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import ExactTokens, KVSlots, NearWindow, WindowMove
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, count_bytes
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
 from protokv.errors import ConfigError
 
 _TOKENS_AT_ONCE = 2**18  # pseudo-tokens that are written at once: in float32 they take several times their bytes
@@ -74,7 +74,7 @@ class PrototypeConfig(MemoryConfig):
         return self.budget
 
 
-class PrototypeMemory(LocalMemory):
+class PrototypeMemory(SingleDeviceMemory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones."""
 
     rule: ClassVar[type[BankRule]]  # by which tokens enter the bank
@@ -112,7 +112,7 @@ class PrototypeMemory(LocalMemory):
         near, bank = NearWindow.declare(shape, config.near_tokens), cls.bank_type(config).declare(shape, K)
         return (*super().declare(config, shape), *near, *bank, *(cls.rule.declare(config, shape) if K else ()))
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the holders of these."""
         self.join()
         rule = () if self._rule is None else (self._rule,)

@@ -1,4 +1,4 @@
-"""`QuestionReader`: a question and the tokens of its answer, forwarded by graphs.
+"""`QuestionForwarder`: a question and the tokens of its answer, forwarded by graphs.
 
 A question is filled up with tokens that nobody sees to one of a few lengths, and the answer has room of one size, so
 that every question, and every token, is the same work. Where layers of another kind than full attention would take such
@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.core.attention import AnswerRoom, TokenCache
+from protokv.core.attention import AnswerBuffer, TokenCache
 from protokv.core.backbone import Backbone
 from protokv.core.context import CachedContext, Context
 from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
-from protokv.core.parts import Reading, SessionView
+from protokv.core.parts import QuestionLogits, SessionView
 
 _LEAST_QUESTION: Final = 32
 _LEAST_ROOM, _MOST_ROOM = 256, 4096
 """Tokens of question and answer. A longer one is forwarded as it is."""
 
 
-class QuestionReader:
+class QuestionForwarder:
     """Reads the questions of one session, one after the other."""
 
     def __init__(self, backbone: Backbone) -> None:
@@ -35,17 +35,17 @@ class QuestionReader:
         self.graphs = Graphs(backbone.device, backbone.why_eager)
         self._fills = set(backbone.layer_kinds) <= {LayerKind.FULL}
         self.cache: TokenCache | None = None
-        self._backbone, self._room = backbone, AnswerRoom(0, backbone.device)
-        self._live: Callable[[], Reading | None] = lambda: None  # the last question whose answer may not be at its end
+        self._backbone, self._room = backbone, AnswerBuffer(0, backbone.device)
+        self._live: Callable[[], QuestionLogits | None] = lambda: None  # the last question whose answer may go on
 
-    def read(self, session: SessionView, ids: list[int], tokens: int, *, differs: bool = False) -> Reading | None:
-        """Forward a question to what the session has seen, with room for an answer of so many `tokens`.
+    def read(self, session: SessionView, ids: list[int], room: int, *, differs: bool = False) -> QuestionLogits | None:
+        """Forward a question to what the session has seen, with `room` for an answer of so many tokens.
 
         None: it cannot be captured, since what it is to see `differs` from what the memory shows, or see `graphs.how`.
         """
         memory, why = session.memory, self.graphs.why_not
         length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
-        needed = length + tokens
+        needed = length + room
         if differs or not memory.steady:
             why = why or "the memory shows other buffers each time"
         elif needed > _MOST_ROOM or self._live() is not None:
@@ -68,7 +68,7 @@ class QuestionReader:
         if not self.graphs.holds(context):
             return None
         if self.cache is None or self._room.capacity < needed:
-            self._room = AnswerRoom(max(_LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
+            self._room = AnswerBuffer(max(_LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
             self.cache = session.cache.fork(context)
             for layer in self.cache.memory_layers:
                 layer.room = self._room
@@ -76,11 +76,11 @@ class QuestionReader:
         start = told[1] if context.next_position is None else context.next_position
         given = embedded, told[:1], start.view(1)
         logits = self.graphs.run("question", self._form, self._read, *given, at_once=self._fills)
-        reading = Reading(logits, self.cache, None, told.new_zeros(0, self._backbone.position_components))
+        reading = QuestionLogits(logits, self.cache, None, told.new_zeros(0, self._backbone.position_components))
         self._live = ref(reading)
         return reading
 
-    def decode(self, reading: Reading, token: Tensor, index: int) -> Tensor:
+    def decode(self, reading: QuestionLogits, token: Tensor, index: int) -> Tensor:
         """Forward the token `[1]` int64 with this index in an answer; return logits `[vocabulary]` float32."""
         if reading.cache is self.cache:
             logits: Tensor = self.graphs.run("token", self._form, self._decode, token)

@@ -101,7 +101,7 @@ class PreciseRotary:
         return max((pair + 1 for pair, owner in enumerate(self._owners) if owner in moving), default=0)
 
 
-def make_direction(moving: Sequence[int], components: int, device: torch.device) -> Tensor:
+def mark_moving_components(moving: Sequence[int], components: int, device: torch.device) -> Tensor:
     """Return `[P]` int64, 1 for the components that move, else 0, without a copy from the host."""
     where = torch.zeros(components, dtype=torch.int64, device=device)
     for component in moving:
@@ -115,7 +115,7 @@ _ROWS = 1024  # rows that a CPU rotates at once, so that they stay in its cache;
 def rotate_by_moves_(keys: Tensor, moves: Tensor, rotary: PreciseRotary, moving: Sequence[int]) -> None:
     """Rotate keys `[H, N, D]` in place by moves `[H, N]` along the components `moving`, in the pairs that turn."""
     H, N, _ = keys.shape
-    pairs, along = rotary.moving_pairs(moving), make_direction(moving, rotary.components, keys.device)
+    pairs, along = rotary.moving_pairs(moving), mark_moving_components(moving, rotary.components, keys.device)
     for part in chunk_rows(N, _ROWS // H, keys.device):
         cos, sin = rotary.of_pairs(moves[:, part, None] * along, pairs)
         first, second = keys[:, part, :pairs], keys[:, part, rotary.pairs : rotary.pairs + pairs]

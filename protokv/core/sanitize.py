@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 
 LARGEST_NUMBER: Final = 2.0**40  # a power of two: the same number in every dtype that reaches so far
 
 
-class StepSanitizer(StatePart):
+class StepSanitizer(StateTensors):
     """Admits the steps of one memory and counts the tokens that it drops."""
 
     def __init__(self, shape: MemoryShape) -> None:
@@ -33,7 +33,7 @@ class StepSanitizer(StatePart):
 
     def admit(self, step: StepKV) -> StepKV:
         """Return the step with unusable tokens set to 0 and marked."""
-        usable = find_usable(step.keys, step.values) if step.usable is None else step.usable
+        usable = find_finite(step.keys, step.values) if step.usable is None else step.usable
         hidden = ~usable[:, None]
         self.dropped += hidden.sum()
         keys, values = step.keys.masked_fill(hidden, 0), step.values.masked_fill(hidden, 0)
@@ -44,7 +44,7 @@ class StepSanitizer(StatePart):
         return {"sanitize.dropped": self.dropped}
 
 
-def find_usable(keys: Tensor, values: Tensor) -> Tensor:
+def find_finite(keys: Tensor, values: Tensor) -> Tensor:
     """Return which tokens of keys and values `[L, H, T, D]` hold only usable numbers, `[T]` bool."""
     # A comparison with NaN is false.
     largest = torch.maximum(keys.abs(), values.abs()).amax((0, 1, 3))

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import join_rows
+from protokv.core.arrays import concat_rows
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, ChatTurn, PreparedStep
 from protokv.core.build import build_memory, choose_rotary, make_memory_shape, restore_memory
 from protokv.core.context import CachedContext
-from protokv.core.decoding import Decoding, Detokenizer, FinishReason, Sampler, is_looping, wait_for_token
+from protokv.core.decoding import Decoding, Detokenizer, FinishReason, TokenSampler, is_looping
 from protokv.core.evidence import find_evidence
 from protokv.core.graphs import Graphs
 from protokv.core.layers import declare_layer_tensors
@@ -29,14 +29,14 @@ from protokv.core.packing import split_tensors
 from protokv.core.parts import (
     Evidence,
     PositionedStep,
-    Reading,
+    QuestionLogits,
     SessionAttachment,
     SessionListener,
     TokenPlacement,
     TranscriptAttachment,
 )
 from protokv.core.pushed import PushedFrames
-from protokv.core.reading import QuestionReader
+from protokv.core.reading import QuestionForwarder
 from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock, split_steps
@@ -224,7 +224,7 @@ class Session:
 
     def _renew_graphs(self) -> None:
         self._graphs = Graphs(self.backbone.device, self.backbone.why_eager)
-        self._reader = QuestionReader(self.backbone)
+        self._reader = QuestionForwarder(self.backbone)
 
     def _tell_graphs(self) -> None:
         if self.timings is not None and self.backbone.device.type != "cpu":
@@ -261,7 +261,7 @@ class Session:
             cache.settle()
             return self.placement.stream_keys(keys, context), values, cache
 
-        given = join_rows([step.positions for step in steps]), join_rows([one.embeddings for one in tokens])
+        given = concat_rows([step.positions for step in steps]), concat_rows([one.embeddings for one in tokens])
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         # A graph reads the same buffers every time.
         sizes = tuple((len(one), one.grid, repr(one.visual)) for one in tokens)
@@ -396,10 +396,10 @@ class Session:
             yield best
             return Answer(question, best, *cost, sure, found, turns=kept, probabilities=shares)
         # Penalties count the text before and after the video; -1 stands for the video between the two.
-        choose = Sampler(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
+        choose = TokenSampler(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
         text = Detokenizer(self.backbone.decode, decoding.stop)
         chosen = choose(reading.logits[-1])
-        token = wait_for_token(chosen)
+        token = choose.fetch(chosen)
         first = time.perf_counter()
         pieces, ids = [], list[int]()
         finish_reason: FinishReason = "stop"
@@ -419,7 +419,7 @@ class Session:
                 break
             with torch.inference_mode():
                 chosen = choose(self._reader.decode(reading, chosen, len(ids) - 1))
-            token = wait_for_token(chosen)
+            token = choose.fetch(chosen)
         if piece := text.finish():
             pieces.append(piece)
             yield piece
@@ -441,7 +441,7 @@ class Session:
     @torch.inference_mode()
     def read_question(
         self, question: str | list[int], *, whole: bool = False, record: bool = False, room: int | None = None
-    ) -> Reading:
+    ) -> QuestionLogits:
         """Forward a question, or token ids as they are, after the memory.
 
         The logits are those of the last token, or of the `whole` question, which may take gigabytes. With `room` for so
@@ -471,7 +471,7 @@ class Session:
         where = backbone.text_positions(start, len(ids))
         hidden = backbone.forward(backbone.embed_text(ids), where, cache)
         logits = backbone.logits(hidden if whole else hidden[-1:])
-        return Reading(logits, cache, start + len(ids), torch.cat(positions) if prelude else where[:0])
+        return QuestionLogits(logits, cache, start + len(ids), torch.cat(positions) if prelude else where[:0])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what the memory holds, the layers beside it and the recent steps, by the names of a state."""

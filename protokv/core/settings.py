@@ -21,7 +21,7 @@ from protokv.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
     # The command line checks settings before anything heavy is imported.
-    from protokv.core.memory import LocalMemory
+    from protokv.core.memory import SingleDeviceMemory
     from protokv.core.parts import SessionListener
 
 MOST_BUDGET: Final = 2**24  # the largest budget: more than any device holds, and no product of settings overflows
@@ -58,7 +58,7 @@ class MemoryConfig:
     """
 
     name: ClassVar[str]
-    memory: ClassVar[type[LocalMemory]]
+    memory: ClassVar[type[SingleDeviceMemory]]
 
     budget: Annotated[int, 1, MOST_BUDGET] = 6000
     positions: PositionMode = "stream"
@@ -183,7 +183,7 @@ MEMORIES: Final = MemoryRegistry()
 @cache
 def read_field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | None]]:
     """Return of each field of a config class its type, and the least and greatest value of a number."""
-    hints = get_type_hints(cls, localns={"LocalMemory": object}, include_extras=True)
+    hints = get_type_hints(cls, localns={"SingleDeviceMemory": object}, include_extras=True)
     found = {}
     for field in fields(cls):
         kind, *span = get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context, KVSegment, PositionFacts
-from protokv.core.memory import LocalMemory, Memory
-from protokv.core.packing import unpack_tensors
+from protokv.core.memory import Memory, SingleDeviceMemory
+from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
-from protokv.core.sanitize import find_usable
+from protokv.core.sanitize import find_finite
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec, sum_by_group
@@ -42,7 +42,7 @@ def _split_memory_shape(shape: MemoryShape) -> list[MemoryShape]:
 class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
-    def __init__(self, cls: type[LocalMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, cls: type[SingleDeviceMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         """Make a `cls` for each run of layers of `shape`. ConfigError: it does not fit, or needs all on one device."""
         if cls.undivided:
             why = f"the memory {config.name} cannot be spread over devices: {cls.undivided}"
@@ -66,7 +66,7 @@ class LayerShards(Memory):
         """Take one step; each part takes its layers, and all drop the tokens that any of them would drop."""
         usable = step.usable
         if usable is None:
-            each = (find_usable(step.keys[run.own_layers], step.values[run.own_layers]).to(_CPU) for run in self._runs)
+            each = (find_finite(step.keys[run.own_layers], step.values[run.own_layers]).to(_CPU) for run in self._runs)
             usable = torch.stack(list(each)).all(0)
         steps = [
             replace(
@@ -112,7 +112,7 @@ class LayerShards(Memory):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state of the memory of all layers, however it was split when it was saved."""
-        tensors = unpack_tensors(tensors, self._specs)
+        tensors = restore_unused_slots(tensors, self._specs)
         for run, part in zip(self._runs, self._parts, strict=True):
             own = dict(tensors)
             for spec in self._specs:

@@ -1,6 +1,6 @@
 """`StreamCache`: the layers of a decoder of transformers while it forwards tokens after a context.
 
-Layers with full attention (`MemoryLayer`) read the context, and the tokens since it was taken; all others are
+Layers with full attention (`StreamCacheLayer`) read the context, and the tokens since it was taken; all others are
 transformers' own. With `attn_implementation="protokv"` slots and their bias are read in place: this is the fast way.
 Our attention function finds the layer in an attribute of its keys, without arguments of the model, also in layers that
 share keys. With `sdpa` or `eager` a layer returns `[slots | new tokens]` and hands the bias to transformers' function.
@@ -37,7 +37,7 @@ ATTENTION_HINT: Final = 'load the model with attn_implementation="protokv"'
 _LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 
-class MemoryLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
+class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
     """A layer with full attention, as transformers calls it; keys and values are `[1, H, n, D]`."""
 
     is_sliding = False
@@ -129,7 +129,7 @@ def _attention_forward(
     Keys that no memory returned go to transformers' own function: those of sliding layers, of vision towers, and of a
     model that is used without a memory. Nothing can be trained through slots.
     """
-    layer: MemoryLayer | None = getattr(key, _LAYER, None)
+    layer: StreamCacheLayer | None = getattr(key, _LAYER, None)
     if layer is None:
         out: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
@@ -160,7 +160,8 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
                 why = f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can hold"
                 raise ConfigError(why, hint="use a model of which each layer has full, sliding or linear attention")
-            layers.append(MemoryLayer(self, sum(isinstance(one, MemoryLayer) for one in layers)) if own else layer)
+            number = sum(isinstance(one, StreamCacheLayer) for one in layers)
+            layers.append(StreamCacheLayer(self, number) if own else layer)
         TransformersCache.__init__(self, layers=layers)
         if not self.memory_layers:
             why = "none of its layers has full attention, so a memory has nothing to serve"
@@ -174,13 +175,13 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self._stays = False  # whether it does not move
 
     @property
-    def memory_layers(self) -> list[MemoryLayer]:
+    def memory_layers(self) -> list[StreamCacheLayer]:
         """The layers that a memory serves."""
-        return [layer for layer in self.layers if isinstance(layer, MemoryLayer)]
+        return [layer for layer in self.layers if isinstance(layer, StreamCacheLayer)]
 
     def _fork_layer(self, layer: Any) -> Any:
         """Return a copy of a layer; states that transformers writes in place are copied."""
-        if isinstance(layer, MemoryLayer):
+        if isinstance(layer, StreamCacheLayer):
             other = layer.fork()
             other.owner = self
             return other
@@ -196,7 +197,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self.seen += self.length
         super().settle()
         if len(self.memory_layers) < len(self.layers):
-            self._settled = clean_layer_tensors(read_layer_tensors(self.layers), self._settled)
+            self._settled = clean_layer_tensors(collect_layer_tensors(self.layers), self._settled)
             _restore_layers(self.layers, self._settled, self.seen)
 
     @property
@@ -209,7 +210,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
 
         What other layers hold is copied, to where it was before if it has the same size.
         """
-        self.seen, held = other.seen + tokens, read_layer_tensors(other.layers)
+        self.seen, held = other.seen + tokens, collect_layer_tensors(other.layers)
         for name, one in held.items():
             mine = self._settled.get(name) if self._stays else None
             if mine is None or mine.shape != one.shape:
@@ -217,14 +218,14 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             elif mine is not one:
                 held[name] = mine.copy_(one)
         _restore_layers(self.layers, held, self.seen)
-        self._settled, self._stays = read_layer_tensors(self.layers), True
+        self._settled, self._stays = collect_layer_tensors(self.layers), True
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve; nothing if all have full attention."""
         if len(self.memory_layers) == len(self.layers):
             return {}
         kinds = torch.tensor([tuple(map(int, row)) for row in self.kinds], dtype=torch.int32)
-        return {LAYER_KINDS: kinds} | read_layer_tensors(self.layers)
+        return {LAYER_KINDS: kinds} | collect_layer_tensors(self.layers)
 
     def load_layers(self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None) -> None:
         """Take what `tensors` returned, on any device, to the devices of all layers of the model.
@@ -258,11 +259,11 @@ def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
     return (LayerKind.SLIDING if name.startswith("sliding") else LayerKind.FULL), True
 
 
-def read_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
+def collect_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
     """Return what transformers' own layers hold, as `protokv.core.layers` names it; keys and values `[H, n, D]`."""
     found: dict[str, Tensor] = {}
     for i, layer in enumerate(layers):
-        if isinstance(layer, MemoryLayer):
+        if isinstance(layer, StreamCacheLayer):
             continue
         for name in ("keys", "values"):
             held = getattr(layer, name, None)
@@ -275,7 +276,7 @@ def read_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def _restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None) -> int:
-    """Give transformers' own layers what `read_layer_tensors` returned; states, which they write to, are copied.
+    """Give transformers' own layers what `collect_layer_tensors` returned; states, which they write to, are copied.
 
     Returns `seen`, tokens before these, as masks count; None: as many as a window holds. KeyError, ValueError,
     IndexError, AttributeError: these layers hold nothing of that name, or a shorter window.

@@ -1,4 +1,4 @@
-"""How a memory declares its state: `TensorSpec` for a tensor, `StatePart` for a holder of tensors.
+"""How a memory declares its state: `TensorSpec` for a tensor, `StateTensors` for a holder of tensors.
 
 A declaration is arithmetic on settings and on the sizes of the model (`MemoryShape`); it allocates nothing. What is
 allocated, saved, checked on loading and counted in bytes follows from it.
@@ -53,7 +53,7 @@ class TensorSpec:
         return torch.full([size or 0 for size in self.shape], self.fill, dtype=self.dtype, device=device)
 
 
-class StatePart(ABC):
+class StateTensors(ABC):
     """Holds some tensors of a memory's state."""
 
     @abstractmethod

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import LocalMemory
+from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import KVSlots
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 
@@ -42,7 +42,7 @@ class KVCompressionConfig(MemoryConfig):
         return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
-class KVCompressionMemory(LocalMemory):
+class KVCompressionMemory(SingleDeviceMemory):
     """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the config."""
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
@@ -56,7 +56,7 @@ class KVCompressionMemory(LocalMemory):
         """Declare M tokens besides."""
         return (*super().declare(config, shape), *_KeptTokens.declare(shape, config.budget))
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the kept tokens besides."""
         return (*super().parts(), self._kept)
 
@@ -132,7 +132,7 @@ def mark_highest_scores(score: Tensor, n: int) -> Tensor:
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
 
 
-class _KeptTokens(StatePart):
+class _KeptTokens(StateTensors):
     """M slots for each layer and head: `keys` and `values` are views of the slots; `declare` has the others."""
 
     def __init__(self, slots: KVSlots, shape: MemoryShape) -> None:

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.memories.window import SlidingWindow
 
 _FRAMES_PER_GROUP = 4  # frames
@@ -54,7 +54,7 @@ class DyCoke(SlidingWindow):
         """Declare the window and the features to compare with."""
         return (*super().declare(config, shape), *_FrameGroup.declare(shape))
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the parts of the window, and the group of frames."""
         return (*super().parts(), self._group)
 
@@ -68,7 +68,7 @@ class DyCoke(SlidingWindow):
         return similarity.argsort(stable=True)[:n].sort().values
 
 
-class _FrameGroup(StatePart):
+class _FrameGroup(StateTensors):
     """The features `[V, E]` that the next step is compared with, none at first, and its index in its group."""
 
     def __init__(self, shape: MemoryShape) -> None:

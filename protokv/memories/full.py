@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 from torch import Tensor
 
-from protokv.core.memory import LocalMemory
+from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import NearWindow
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
@@ -34,7 +34,7 @@ class FullCache(SlidingWindow):
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare a window of any number of tokens."""
-        return (*LocalMemory.declare(config, shape), *NearWindow.declare(shape, None))
+        return (*SingleDeviceMemory.declare(config, shape), *NearWindow.declare(shape, None))
 
     def _first_capacity(self) -> int:
         return min(int(self._config.budget), _FIRST_TOKENS)

@@ -33,7 +33,7 @@ from protokv.core.context import EMPTY_BIAS, Context, KVSegment, PositionFacts
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec, count_bytes
+from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
 
@@ -70,7 +70,7 @@ class ReKV(SlidingWindow):
         """Declare the local window and the archive."""
         return (*super().declare(config, shape), *_Archive.declare(shape))
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the parts of the window, and the archive."""
         return (*super().parts(), self._archive)
 
@@ -110,7 +110,7 @@ class _Block:
         return min(self.low[c] for c in components), max(self.high[c] for c in components)
 
 
-class _Archive(StatePart):
+class _Archive(StateTensors):
     """Every token of the stream, exact, outside the device, in blocks in stream order with one key each.
 
     Each block is a separate allocation (pinned for CUDA), so nothing moves when the archive grows, and what one layer

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from protokv.core.context import Context
-from protokv.core.memory import LocalMemory
+from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import KVSlots, NearWindow
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class SlidingWindowConfig(MemoryConfig):
     name: ClassVar[str] = "sliding-window"
 
 
-class SlidingWindow(LocalMemory):
+class SlidingWindow(SingleDeviceMemory):
     """The prompt prefix and a ring of W exact tokens; whole steps leave, oldest first."""
 
     steady = True
@@ -46,7 +46,7 @@ class SlidingWindow(LocalMemory):
         """Declare a window of W tokens besides."""
         return (*super().declare(config, shape), *NearWindow.declare(shape, config.near_tokens))
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the window besides."""
         return (*super().parts(), self._near)
 

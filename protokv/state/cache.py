@@ -12,9 +12,9 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
 from protokv.core.cache import MemoryCache
 from protokv.core.layers import declare_layer_tensors
-from protokv.core.packing import pack_tensors, split_tensors
+from protokv.core.packing import split_tensors, trim_unused_slots
 from protokv.core.step import StreamClock
-from protokv.core.stream_cache import MemoryLayer
+from protokv.core.stream_cache import StreamCacheLayer
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.state.checkpoint import CACHE_STATE_KIND, check_state_fits, read_state_memory_config
@@ -94,7 +94,7 @@ class Cache(MemoryCache):
             # A cache knows steps, not seconds. As everywhere, the prompt prefix is not counted.
             clock=StreamClock(self.steps, float(self.steps), self.next_position, self.seen - sink, 1.0, 1),
             settings={"kind": CACHE_STATE_KIND},
-            tensors=pack_tensors(own, specs) | others,
+            tensors=trim_unused_slots(own, specs) | others,
             specs=(*specs, *declare_layer_tensors(others)),
         )
         save_state(state, path)
@@ -120,7 +120,7 @@ class Cache(MemoryCache):
         devices, (L, H, sink, D) = self.decoder.layer_devices(), own["sink.keys"].shape
         if len(self.memory_layers) != L:
             raise StateCorrupt(f"the state has {L} layers, the model has {len(self.memory_layers)}")
-        on = [devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, MemoryLayer)]
+        on = [devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, StreamCacheLayer)]
         shape = self._shape(H, D, self.decoder.components, sink, own["sink.keys"].dtype, on)
         memory = restore_memory(self.config, shape, self.decoder.angles, own)
         state.clock.check()

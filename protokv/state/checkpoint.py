@@ -13,7 +13,7 @@ from typing import Any
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached_model, find_packaged_models
 from protokv.core.backbone import Backbone, BackboneIdentity
-from protokv.core.packing import pack_tensors
+from protokv.core.packing import trim_unused_slots
 from protokv.core.session import Session
 from protokv.core.settings import MEMORY_VARIABLE
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, escape_text
@@ -45,7 +45,7 @@ def make_state(session: Session, *, source: dict[str, Any] | None = None, comple
         settings=session.backbone.settings,
         source=source,
         complete=complete,
-        tensors=pack_tensors(tensors, specs) | attached,
+        tensors=trim_unused_slots(tensors, specs) | attached,
         specs=(*specs, *ATTACHED_TENSORS),
     )
 

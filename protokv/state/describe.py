@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.build import restore_memory
-from protokv.core.layers import declare_layer_tensors, describe_layer_kinds
+from protokv.core.layers import declare_layer_tensors, read_layer_kinds
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
 from protokv.core.recent import RecentSteps
@@ -99,7 +99,7 @@ def describe_state(
         if pictures
         else None,
         **memory.report(),
-        **describe_layer_kinds(layers),
+        **read_layer_kinds(layers),
         **({"verified": _list_checks(state, config, memory)} if values else {}),
     }
 
@@ -145,7 +145,7 @@ def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]
     layers, recent, own = split_tensors(kept, "layers", "recent")
     recent_steps = RecentSteps(config, shape)
     recent_steps.load(recent)
-    describe_layer_kinds(layers)
+    read_layer_kinds(layers)
     memory = restore_memory(config, shape, no_rotation, own)
     return config, memory, (*memory.specs(), *declare_layer_tensors(layers), *recent_steps.specs(), *ATTACHED_TENSORS)
 

@@ -17,7 +17,7 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.core.stream_cache import CACHE_ARGUMENT, MemoryLayer, StreamCache
+from protokv.core.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state import cache as home
@@ -306,7 +306,7 @@ def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="with input_ids, got str"):
             call("x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="differ in size"):
-        MemoryLayer(cache, 0).update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 8))
+        StreamCacheLayer(cache, 0).update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 8))
     with pytest.raises(ConfigError, match="positions"):
         protokv.Cache(qwen, 24, positions="compact")
     with pytest.raises(ConfigError, match="only committed"):

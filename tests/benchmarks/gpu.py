@@ -258,7 +258,8 @@ def _measure_memory(
     visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any], by_graphs: bool
 ) -> None:
     # Those of the tower stay from case to case.
-    backbone.graphs.why_not, graphs.can_capture = "" if CUDA and by_graphs else "left out", lambda _: CUDA and by_graphs
+    backbone.graphs.why_not = "" if CUDA and by_graphs else "left out"
+    graphs._can_capture = lambda _: CUDA and by_graphs
     session, rounds = Session.start(backbone, MemoryConfig.of(kind, budget=budget)), 2 if visit.tiny else 20
     row: dict[str, Any] = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
     session.timings = Timings()

@@ -12,7 +12,7 @@ from torch import Tensor
 from protokv.core import kernels
 from protokv.core.attention import TokenCache, attend
 from protokv.core.context import EMPTY_BIAS, KVSegment
-from protokv.core.evidence import measure_shares
+from protokv.core.evidence import measure_attention_weights
 from protokv.core.rotary import rotate
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
@@ -212,7 +212,7 @@ def test_a_cache_shows_each_layer_all_tokens_so_far_and_a_fork_keeps_its_own() -
 @given(cases())
 def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(case: Case) -> None:
     query, segments, (keys, _), scaling = case
-    slots, tail = measure_shares(query[:, -1], segments, keys, scaling)
+    slots, tail = measure_attention_weights(query[:, -1], segments, keys, scaling)
     H, N = keys.shape[0], sum(segment.keys.shape[1] for segment in segments)
     expected = plain.weights(query, segments, keys, scaling)[:, -1].view(H, -1, N + keys.shape[1]).mean(1)
     # In whatever dtype the model is, logits and weights are float32.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protokv.core import rotary
 from protokv.core.context import CachedContext, CompactContext, Context, PositionFacts, SlotContext
-from protokv.core.rotary import PreciseRotary, make_direction, rerotate, rotate, rotate_by_moves_
+from protokv.core.rotary import PreciseRotary, mark_moving_components, rerotate, rotate, rotate_by_moves_
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance
@@ -136,7 +136,9 @@ def test_keys_turned_in_parts_by_the_pairs_that_move_are_turned_by_their_own_ang
     moves = torch.randint(1 - end, end, (3, 11), generator=g)
     turned, precise = keys.clone(), PRECISE[components]
     rotate_by_moves_(turned, moves, precise, moving)
-    expected = rotate(keys, *precise(moves[..., None] * make_direction(moving, components, torch.device("cpu"))))
+    expected = rotate(
+        keys, *precise(moves[..., None] * mark_moving_components(moving, components, torch.device("cpu")))
+    )
     torch.testing.assert_close(turned, expected, **near(expected, TURNED, math.sqrt(2) * float(keys.abs().max())))
 
 

@@ -15,8 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from protokv.core import rotary
-from protokv.core import session as session_module
-from protokv.core.decoding import Decoding
+from protokv.core.decoding import Decoding, TokenSampler
 from protokv.core.session import Session
 from protokv.core.settings import PositionMode
 from protokv.core.step import StepKV
@@ -144,7 +143,7 @@ PENALTY_OPERATIONS = 24
 
 
 class Spy:
-    """Stands for `wait_for_token`: the operations between two reads are those of one decoding step."""
+    """Stands for `TokenSampler.fetch`: the operations between two reads are those of one decoding step."""
 
     def __init__(self, counting: Counting) -> None:
         self._counting, self.steps = counting, []
@@ -170,7 +169,7 @@ def test_a_decoding_step_waits_for_its_token_alone(
     session = filled(backbone, kind, 72, 12, positions)
     with Counting() as counting:
         spy = Spy(counting)
-        monkeypatch.setattr(session_module, "wait_for_token", spy)
+        monkeypatch.setattr(TokenSampler, "fetch", spy)
         for _ in range(2):
             spy.steps.clear()
             assert session.ask("what?", decoding).tokens == 6
@@ -189,7 +188,7 @@ def test_a_decoding_step_of_a_7b_model_needs_no_data(budget: int, layers: int, m
     with FakeTensorMode(), Counting() as counting:
         session = filled(StubBackbone(layers=layers), "sliding-window", budget, budget // 196 + 2)
         spy = Spy(counting)
-        monkeypatch.setattr(session_module, "wait_for_token", spy)
+        monkeypatch.setattr(TokenSampler, "fetch", spy)
         # Not to the end: how many tokens were visible is asked once an answer.
         pieces = session.stream("what?", Decoding(6))
         for _ in range(5):

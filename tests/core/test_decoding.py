@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from protokv.core.decoding import Decoding, Detokenizer, Sampler, is_looping, penalise_repetition, wait_for_token
+from protokv.core.decoding import Decoding, Detokenizer, TokenSampler, is_looping, penalise_repetition
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 def test_a_draw_is_that_of_multinomial() -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
-    choose, generator = Sampler(Decoding(temperature=1.5, seed=3), CPU), torch.Generator().manual_seed(3)
+    choose, generator = TokenSampler(Decoding(temperature=1.5, seed=3), CPU), torch.Generator().manual_seed(3)
     for _ in range(20):
         ordered, ids = (logits / 1.5).softmax(-1).sort(descending=True)
         assert choose(logits).tolist() == ids[torch.multinomial(ordered, 1, generator=generator)].tolist()
@@ -34,15 +34,15 @@ def test_a_penalty_is_that_of_transformers(seed: int, size: int, length: int) ->
 def test_a_draw_is_among_the_tokens_that_transformers_leaves(seed: int, size: int, top_k: int, top_p: float) -> None:
     logits = torch.randn(size, generator=torch.Generator().manual_seed(seed))
     left = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, logits[None]))[0].isfinite()
-    choose = Sampler(Decoding(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed), CPU)
-    assert {wait_for_token(choose(logits)) for _ in range(20)} <= set(left.nonzero().flatten().tolist())
+    choose = TokenSampler(Decoding(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed), CPU)
+    assert {choose.fetch(choose(logits)) for _ in range(20)} <= set(left.nonzero().flatten().tolist())
 
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    Sampler(Decoding(temperature=1.0), CPU)(torch.randn(7, generator=torch.Generator().manual_seed(0)))
+    TokenSampler(Decoding(temperature=1.0), CPU)(torch.randn(7, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -93,8 +93,8 @@ def test_laughter_and_tables_are_no_repetition(ids: list[int]) -> None:
 
 
 def test_the_mean_log_probability_is_that_of_the_chosen_tokens_before_penalties() -> None:
-    logits, choose = torch.tensor([1.0, 3.0, 2.9, 0.0]), Sampler(Decoding(repetition_penalty=1.5), CPU)
-    chosen = [wait_for_token(choose(logits)) for _ in range(3)]
+    logits, choose = torch.tensor([1.0, 3.0, 2.9, 0.0]), TokenSampler(Decoding(repetition_penalty=1.5), CPU)
+    chosen = [choose.fetch(choose(logits)) for _ in range(3)]
     assert chosen == [1, 2, 1]
     assert choose.mean_logprob() == pytest.approx(float(logits.log_softmax(-1)[chosen].mean()))
 

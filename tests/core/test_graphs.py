@@ -27,10 +27,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let a CPU capture. Only a CPU reads in numpy, and works through a bank in parts."""
     monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
     monkeypatch.setattr(rule, "_AT_ONCE", {})
-    monkeypatch.setattr(graphs, "can_capture", lambda device: True)
-    monkeypatch.setattr(graphs, "make_pool", lambda: 0)
-    monkeypatch.setattr(graphs, "make_stream", lambda device: None)
-    monkeypatch.setattr(graphs, "capture", record)
+    monkeypatch.setattr(graphs, "_can_capture", lambda device: True)
+    monkeypatch.setattr(graphs, "_make_pool", lambda: 0)
+    monkeypatch.setattr(graphs, "_make_stream", lambda device: None)
+    monkeypatch.setattr(graphs, "_capture", record)
     return monkeypatch
 
 
@@ -75,7 +75,7 @@ def test_a_stream_by_graphs_gives_the_bytes_of_one_without(
     backbone = load_backbone(str(BUILDERS[family](tmp_path)), device="cpu", dtype="float32") if family else tiny
     session, said, how = watch(backbone, config, steps)
     assert how == {"graph"}
-    recorded.setattr(graphs, "capture", refuse)
+    recorded.setattr(graphs, "_capture", refuse)
     eager, expected, how = watch(backbone, config, steps)
     assert how == {"not captured: it branches"}
     tensors = eager.tensors()
@@ -97,7 +97,7 @@ def test_a_second_answer_leaves_the_first_alone(tiny: Backbone, recorded: pytest
 
 def test_shapes_that_come_once_are_not_captured(recorded: pytest.MonkeyPatch) -> None:
     some, captured = Graphs(torch.device("cpu")), []
-    recorded.setattr(graphs, "capture", lambda call, *_: captured.append(call) or record(call))
+    recorded.setattr(graphs, "_capture", lambda call, *_: captured.append(call) or record(call))
     for often in (1, 3):
         for size in range(1, 10):
             for _ in range(often):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core.build import build_memory, restore_memory
-from protokv.core.packing import check_tensor_shapes, pack_tensors, unpack_tensors
+from protokv.core.packing import check_tensor_shapes, restore_unused_slots, trim_unused_slots
 from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MEMORIES, MemoryConfig
@@ -31,12 +31,12 @@ def test_what_is_unpacked_is_what_was_packed_bit_for_bit(used: tuple[int, ...], 
         tensors["a.y"][used[1] - 1] = 0
     if used[2]:
         tensors["b.z"][used[2] - 1] = False
-    packed = pack_tensors(tensors, SPECS)
+    packed = trim_unused_slots(tensors, SPECS)
     assert packed["a.x"].shape == (2, max(used[:2]), 3)
     assert packed["a.y"].shape == (max(used[:2]),)
     assert packed["b.z"].shape == (used[2],)
     assert all(tensor.is_contiguous() for tensor in packed.values())
-    again = unpack_tensors(packed, SPECS)
+    again = restore_unused_slots(packed, SPECS)
     for name, tensor in tensors.items():
         assert tensor.shape == again[name].shape
         assert tensor.view(torch.uint8).tolist() == again[name].view(torch.uint8).tolist()
@@ -50,9 +50,9 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
     memory = build_memory(config, shape, world.rotary)
     feed(memory, world, lengths)
     whole = memory.tensors()
-    packed = pack_tensors(whole, memory.specs())
+    packed = trim_unused_slots(whole, memory.specs())
     assert count_bytes(*packed.values()) <= count_bytes(*whole.values())
-    assert pack_tensors(packed, memory.specs()).keys() == packed.keys()
+    assert trim_unused_slots(packed, memory.specs()).keys() == packed.keys()
     assert same(restore_memory(config, shape, world.rotary, packed).tensors(), whole)
 
 

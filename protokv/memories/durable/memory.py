@@ -15,7 +15,7 @@ from protokv.core.near import KVSlots
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.quantized import DecodedContext
 from protokv.memories.durable.repeats import RepeatWeights, find_repeats
@@ -64,7 +64,7 @@ class DurableMemory(PrototypeMemory):
         words = config.of_words()
         return (*super().declare(config, shape), *(WordMemory.declare(cls.declare(words, shape)) if words else ()))
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the holders of these."""
         return super().parts() if self._words is None else (*super().parts(), self._words)
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import MOST_STREAM_COUNT, StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
@@ -75,7 +75,7 @@ class MergeExclusions:
         return (last_step <= self.first) | (turn > self.newest)
 
 
-class NoveltyCounts(StatePart):
+class NoveltyCounts(StateTensors):
     """Counts of B = L * H heads: the tokens compared with the next step, and of these, those that came again."""
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:

@@ -35,7 +35,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import find_least, split_rows, sum_weighted_rows
+from protokv.core.arrays import find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
@@ -156,7 +156,7 @@ class DurableRule(BankRule):
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
-        return split_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
+        return slice_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
 
     def _sketch(self, centers: Tensor, mass: Tensor) -> Tensor:
         """Return the sketches of centres `[..., 2 D]` of `mass` `[...]`."""
@@ -251,15 +251,15 @@ class DurableRule(BankRule):
         # A CPU compares and fills four times as slowly as it adds.
         place = rank.argsort(dim=1).argsort(dim=1).float()
         costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
-        least, goal = find_least(costs)
+        least, goal = find_first_minimum(costs)
         cheapest, waits = least.argsort(dim=1, stable=True)[:, :T], least > least.gather(1, goal)
         gone = torch.zeros_like(least).scatter_(1, cheapest, torch.inf).masked_fill_(waits, 0)
-        least, goal = find_least(costs.add_(gone[:, None]))
+        least, goal = find_first_minimum(costs.add_(gone[:, None]))
         # What has gone comes first.
         dearer = torch.where(least > least.gather(1, goal), least * WAITING_COST_FACTOR, least).sub_(gone)
         goes, stay = dearer.argsort(dim=1, stable=True).tensor_split((T,), 1)
         gone.scatter_(1, goes, torch.inf)
-        least, goal = find_least(costs.add_(gone[:, None]))
+        least, goal = find_first_minimum(costs.add_(gone[:, None]))
         if self._drops:
             tokens = sketch[:, n - T :, : self._size[2]]
             usual = (tokens - tokens.mean(1, keepdim=True)).square_().sum((1, 2))[:, None] / T

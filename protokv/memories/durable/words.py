@@ -18,13 +18,13 @@ from torch import Tensor
 
 from protokv.core.near import KVSlots
 from protokv.core.prototypes import PrototypeMemory
-from protokv.core.tensors import SLOTS, StatePart, TensorSpec
+from protokv.core.tensors import SLOTS, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 _PREFIX: Final = "words."
 
 
-class WordMemory(StatePart):
+class WordMemory(StateTensors):
     """The memory of words as a part of that of pictures; `seen` counts the tokens of words that came, `[1]` int64."""
 
     def __init__(self, memory: PrototypeMemory) -> None:
@@ -48,7 +48,7 @@ class WordMemory(StatePart):
                 yield replace(spec, name=_PREFIX + spec.name, dims=dims, meaning=f"of words: {spec.meaning}")
         yield TensorSpec("words.seen", ("field",), (1,), torch.int64, "tokens of words that came", "tokens")
 
-    def _parts(self) -> Sequence[StatePart]:
+    def _parts(self) -> Sequence[StateTensors]:
         """Return the holders of the state, but for the first: that of the prompt prefix."""
         return self.memory.parts()[1:]
 

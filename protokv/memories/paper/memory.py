@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.memories.paper.residuals import ResidualStats
 from protokv.memories.paper.rule import ContinuityConfig, PaperConfig, PaperPrototypeRule
 
@@ -38,7 +38,7 @@ class PaperPrototypeMemory(PrototypeMemory):
         residuals = ResidualStats.declare(config, shape, K) if config.residual and K else ()
         return (*super().declare(config, shape), *residuals)
 
-    def parts(self) -> Sequence[StatePart]:
+    def parts(self) -> Sequence[StateTensors]:
         """Return the holders of these."""
         return super().parts() if self._residuals is None else (*super().parts(), self._residuals)
 

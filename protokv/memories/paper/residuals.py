@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 _COUNTS = ("residual.key_counts", "residual.value_counts")
@@ -32,7 +32,7 @@ CODEBOOK_SMOOTHING = 1e-5
 """epsilon of the histogram probabilities. The paper leaves it open; this is its first author's value."""
 
 
-class ResidualStats(StatePart):
+class ResidualStats(StateTensors):
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
 
     def __init__(self, config: Any, shape: MemoryShape, prototypes: int) -> None:

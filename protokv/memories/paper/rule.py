@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from protokv.core.arrays import add_rows_, find_least
+from protokv.core.arrays import add_rows_, find_first_minimum
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.prototypes import PrototypeConfig
 from protokv.core.settings import ShareSetting, WeightSetting
@@ -200,7 +200,7 @@ def _assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperCon
         stop = min(start + block, T)
         cost = _costs(bank, held, directions[:, start:stop], coordinates[start:stop], step, config)
         for t in range(start, stop):
-            least, slot = find_least(cost[:, t - start])
+            least, slot = find_first_minimum(cost[:, t - start])
             rows, is_free = head * K + slot, least == -torch.inf
             rate = torch.where(is_free[:, None], opening, rates)
             new = held[rows]
