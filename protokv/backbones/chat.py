@@ -63,11 +63,11 @@ class PromptTemplate:
         return PromptTemplate(self._tokenizer, self._video_token, **settings)
 
     def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
-        """Return the token ids after the video. QuestionError: the question is empty, or a text has control tokens."""
+        """Return the token ids after the video. QuestionError: a text has control tokens."""
         refuse_control_tokens(question, self._control)
         for asked, answered in turns:
             refuse_control_tokens(asked, self._control, "an earlier question")
-            refuse_control_tokens(answered.strip() or "-", self._control, "an earlier answer")
+            refuse_control_tokens(answered, self._control, "an earlier answer")
         _, _, after = self._render(question, turns)
         ids: list[int] = self._tokenizer.encode(after, add_special_tokens=False)
         return ids
@@ -92,9 +92,7 @@ class PromptTemplate:
 
 
 def refuse_control_tokens(text: str, control: Iterable[str], where: str = "the question") -> None:
-    """Refuse an empty text, or one that spells a control token. QuestionError; the message begins with `where`."""
-    if not text.strip():
-        raise QuestionError(f"{where} is empty", hint="ask something, for example: What shape appeared first?")
+    """Refuse a text that spells a control token. QuestionError; the message begins with `where`."""
     for token in control:
         if token in text:
             raise QuestionError(f"{where} contains the control token {token}", hint="leave it out")

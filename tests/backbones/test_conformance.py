@@ -235,4 +235,4 @@ def test_control_tokens_are_left_out_of_words_and_refused_in_questions(backbone:
     step = backbone.embed_step(video(backbone, 1)[0])
     assert backbone.add_words(step, [" ", ""]) is step
     with pytest.raises(ConfigError, match="empty"):
-        backbone.suffix_ids("  ")
+        backbone.question_ids("  ")
