@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.video import Source, SourceDamage, SourceInfo
-from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind, waits_for_publisher
+from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
 from protokv.video.source import Frame, FrameRequest, never_stop
 
@@ -38,12 +37,7 @@ _LEAVE_S = 2.0
 # Steps that wait for the model.
 _ROOM = 8
 
-# Listening that ends sooner failed, for instance because the port is taken; it needs a pause before the next attempt.
-_LISTENED_S = 1.0
 _LOST = "look at the source; --give-up says how long one that is lost is tried again"
-
-# Its own: a thread that draws from Python's generator disturbs whoever has seeded it.
-_JITTER = random.Random()
 
 
 class _Connection(NamedTuple):
@@ -228,8 +222,6 @@ class _Feed:
         # Whether the source gave frames, to this run or to an earlier one.
         self._ever = from_s > 0
         self._stall_s, self._once = options.lost_after_s(kind), kind == PIPE
-        # Connecting waits for a publisher, so there is no pause before the next attempt.
-        self._listens = waits_for_publisher(source.address, options.input)
         self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
         self.frames_damaged = 0  # or could not be decoded
         self._stop = threading.Event()
@@ -244,8 +236,7 @@ class _Feed:
 
     def _run(self) -> None:
         lost_s: float | None = None
-        retry_s, give_up_s = self._source.options.retry_s, self._source.options.give_up_s
-        pauses = _backoff(*retry_s)
+        (pause_s, longest_s), give_up_s = self._source.options.retry_s, self._source.options.give_up_s
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
@@ -255,21 +246,20 @@ class _Feed:
             self._end_step()
             self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
-            waited = self._listens and (frames > 0 or now_s - since_s >= _LISTENED_S)
-            if waited or frames:
-                pauses = _backoff(*retry_s)
-            pause_s = 0.0 if waited else next(pauses)
+            # An attempt that took longer than the pause needs none: a listener waits for its publisher in it.
+            pause_s = self._source.options.retry_s[0] if frames else pause_s
+            wait_s, pause_s = max(0.0, pause_s - (now_s - since_s)), min(2 * pause_s, longest_s)
             # Do not retry a wrong address, unless the user said for how long. Cameras lock out a client that tries a
             # password again and again.
             wrong = (ConfigError, SourceDenied, *([SourceNotFound] if give_up_s is None else []))
             hopeless = not self._ever and isinstance(error, wrong)
-            if hopeless or self._once or (give_up_s is not None and now_s + pause_s - lost_s >= give_up_s):
+            if hopeless or self._once or (give_up_s is not None and now_s + wait_s - lost_s >= give_up_s):
                 if not (self._once and frames > 0):
                     error = error or SourceError(f"the source is lost: {why}", hint=_LOST)
                 self.mailbox.put(LiveConnectionEnd(end_s, why, ended=True, error=error))
                 return
             self.mailbox.put(LiveConnectionEnd(end_s, why))
-            self._stop.wait(pause_s)
+            self._stop.wait(wait_s)
 
     def _read(self) -> tuple[int, str, ProtoKVError | None]:
         """Read one connection to its end; return the number of sampled frames, why it ended, and its error."""
@@ -322,18 +312,6 @@ class _Feed:
             step, self._group = make_video_step(self._made, self._group, self._n), []
             self._made, self._next_slot = self._made + 1, max(self._next_slot, round(step.time_s * self._fps) + self._n)
             self.mailbox.put(step)
-
-
-def _backoff(first_s: float, longest_s: float, draw: Callable[[], float] = _JITTER.random) -> Iterator[float]:
-    """Give pauses in seconds before the next attempt: each twice as long as the last, up to a limit.
-
-    Half of a pause is drawn at random, so that many readers of one camera do not come back in step (Brooker,
-    "Exponential Backoff And Jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
-    """
-    pause_s = first_s
-    while True:
-        yield pause_s * (0.5 + 0.5 * draw())
-        pause_s = min(2 * pause_s, longest_s)
 
 
 class LiveQueue:

@@ -73,7 +73,7 @@ class LiveOptions:
     on_pressure: Literal["drop", "wait"] | None = None  # of a slow model; None: a pipe waits, others drop old frames
     for_s: float | None = None  # end after this much stream time
     input: Mapping[str, str] = field(default_factory=dict)  # options for FFmpeg
-    retry_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause before the next attempt
+    retry_s: tuple[float, float] = (1.0, 20.0)  # from one attempt to the next: at first, and at most; it doubles
 
     def __post_init__(self) -> None:
         for name in ("stall_s", "for_s"):
@@ -189,7 +189,6 @@ class IngestOptions:
 
     def config_for(self, subtitles: Subtitles) -> MemoryConfig:
         """Return the memory of a new state of a source with these subtitles."""
-        # A live source shows only with its first frame whether it has any.
         return self.config.with_words(True) if subtitles.may_come else self.config
 
     def cut_part(self, video: Source) -> Source:

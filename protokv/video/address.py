@@ -7,9 +7,8 @@ user, the password and the value of every parameter that is not known to be harm
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from protokv.video.bucket import in_bucket
 
@@ -46,14 +45,6 @@ def source_kind(source: str) -> str:
     if colon and (prefix.lower() in _DEVICES or rest.startswith("//")):
         return prefix.lower()
     return "file"
-
-
-def waits_for_publisher(source: str, options: Mapping[str, str]) -> bool:
-    """Return True if FFmpeg waits at this address for a publisher, by its options; `tcp://` has them in the address."""
-    given = dict(options)
-    if source_kind(source) == "tcp":
-        given |= parse_qsl(source.partition("?")[2], keep_blank_values=True)
-    return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
 
 
 def redact_source(source: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.address import redact_source, source_kind, source_stem, waits_for_publisher
+from protokv.video.address import redact_source, source_kind, source_stem
 from protokv.video.registry import fingerprint_video_file
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
@@ -48,22 +48,6 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
 def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
     assert (source_kind(address), redact_source(address), source_stem(address)) == (kind, text, name)
     assert re.fullmatch(r"[^/]+", source_stem(address))
-
-
-@pytest.mark.parametrize(
-    ("address", "options", "waits"),
-    [
-        ("tcp://0.0.0.0:9?a=b&listen=1&timeout=5", {}, True),
-        ("tcp://0.0.0.0:9?listen", {}, True),
-        ("tcp://0.0.0.0:9?listen=0", {}, False),
-        ("tcp://host/listen=1", {}, False),
-        ("rtmp://0.0.0.0/live/a", {"listen": "1"}, True),
-        ("rtsp://0.0.0.0/1", {"rtsp_flags": "prefer_tcp+listen"}, True),
-        ("rtsp://0.0.0.0/1?listen=1", {"rtsp_flags": "prefer_tcp", "listen_timeout": "5"}, False),
-    ],
-)
-def test_listening_follows_from_the_address_or_the_options(address, options, waits):
-    assert waits_for_publisher(address, options) is waits
 
 
 SIZE = 1 << 20
