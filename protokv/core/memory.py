@@ -28,6 +28,7 @@ class Memory(ABC):
     hides_recent: bool = True  # whether `recall().before(time)` works, so that the last steps can be read again
     graphs: Graphs | None = None  # of its updates
     steady: bool = False  # whether `context` does the same work on the same buffers each time
+    retrieves: bool = False  # whether what `recall` shows depends on the question
     joins_steps: bool = True  # whether a step may attend to earlier steps that are not appended yet
 
     @abstractmethod

@@ -46,7 +46,7 @@ class QuestionForwarder:
         memory, why = session.memory, self.graphs.why_not
         length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
         needed = length + room
-        if differs or not memory.steady:
+        if differs or memory.retrieves or not memory.steady:
             why = why or "the memory shows other buffers each time"
         elif needed > _MOST_ROOM or self._live() is not None:
             why = why or "it is long, or another answer is not at its end"

@@ -60,6 +60,7 @@ class ReKV(SlidingWindow):
 
     bounded = False
     hides_recent = False
+    retrieves = True
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
