@@ -140,11 +140,11 @@ def _ask_one(
 def _ask_many(answers: Answerer, place: str, questions: list[UserQuestion], ask: _AskFlags, model: ModelFlags) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.fleet.plan import find_fleet_states
-    from protokv.fleet.states import load_fleet_backbone
+    from protokv.fleet.states import load_backbone_for_states
 
     out, states, failed = answers.out, find_fleet_states(place), list[str]()
     answers.how.decoding()
-    backbone = load_fleet_backbone(states, model.model, **model.placement)
+    backbone = load_backbone_for_states(states, model.model, **model.placement)
 
     def make_rows() -> Iterator[dict[str, Any]]:
         for state in states:

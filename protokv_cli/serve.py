@@ -68,11 +68,11 @@ def serve(
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
         from protokv.backbones import load_backbone
         from protokv.fleet.plan import find_fleet_states
-        from protokv.fleet.states import load_fleet_backbone
+        from protokv.fleet.states import load_backbone_for_states
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
 
         try:
-            backbone = load_fleet_backbone(find_fleet_states(str(states)), model.model, **model.placement)
+            backbone = load_backbone_for_states(find_fleet_states(str(states)), model.model, **model.placement)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
@@ -90,7 +90,7 @@ def serve(
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
         try:
-            Server(server.configure_server(app, flags.host, flags.port)).run()
+            Server(server.make_uvicorn_config(app, flags.host, flags.port)).run()
         except SystemExit:
             # uvicorn has said why, and ends with a code of its own.
             raise typer.Exit(ExitCode.FAILURE) from None

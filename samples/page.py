@@ -15,7 +15,7 @@ import uvicorn
 from playwright.sync_api import sync_playwright
 
 import protokv
-from protokv.serve import StateFolder, build_app, configure_server
+from protokv.serve import StateFolder, build_app, make_uvicorn_config
 
 SAMPLES = Path(__file__).parent
 PICTURE = SAMPLES.parent / "docs" / "page.jpg"
@@ -29,7 +29,7 @@ def draw(folder: Path) -> None:
     for name in ("short", "minute", "long"):
         state = folder / f"{name}.safetensors"
         protokv.ingest(SAMPLES / name / "video.mp4", state, protokv.DurableConfig(budget=512), backbone=backbone)
-    server = uvicorn.Server(configure_server(build_app(StateFolder(folder, backbone)), "127.0.0.1", 8765))
+    server = uvicorn.Server(make_uvicorn_config(build_app(StateFolder(folder, backbone)), "127.0.0.1", 8765))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     with sync_playwright() as started:

@@ -25,7 +25,7 @@ def convert_picture_to_rgb(frame: Any, *, bgr: bool = False) -> _Image:
     return image[..., ::-1] if bgr else image
 
 
-class PushedFrames:
+class PushedFrameBuffer:
     """The frames of a stream that wait for the rest of their step."""
 
     def __init__(self, from_s: float) -> None:

@@ -35,7 +35,7 @@ from protokv.core.parts import (
     TokenPlacement,
     TranscriptAttachment,
 )
-from protokv.core.pushed import PushedFrames
+from protokv.core.pushed import PushedFrameBuffer
 from protokv.core.reading import QuestionForwarder
 from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_sampled_fps
@@ -94,7 +94,7 @@ class Session:
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self.intact = True
         self._renew_graphs()
-        self._pushed = PushedFrames(clock.stream_time_s)
+        self._pushed = PushedFrameBuffer(clock.stream_time_s)
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
     @classmethod

@@ -39,7 +39,7 @@ def describe_fleet_states(place: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def load_fleet_backbone(
+def load_backbone_for_states(
     states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
 ) -> Backbone:
     """Load the model of the first readable state; arguments as for `load_recorded_backbone`.

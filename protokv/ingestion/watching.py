@@ -17,7 +17,7 @@ from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
-from protokv.ingestion.estimate import bound_ingest_bytes, estimate_end_bytes
+from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
@@ -237,7 +237,7 @@ class IngestRun:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=session.state_bytes,
-            most_bytes=bound_ingest_bytes(session, self._thumbnails, words=self._subtitles.may_come),
+            most_bytes=bound_state_bytes(session, self._thumbnails, words=self._subtitles.may_come),
             notice=session.backbone.notice,
             model=session.backbone.identity.name,
             dtype=session.backbone.identity.dtype,

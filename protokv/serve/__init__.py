@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protokv.serve.app import ServerLimits, build_app, configure_server
+from protokv.serve.app import ServerLimits, build_app, make_uvicorn_config
 from protokv.serve.sessions import FedSessionLimits, FedSessions
 from protokv.serve.states import StateFolder
 
-__all__ = ["FedSessionLimits", "FedSessions", "ServerLimits", "StateFolder", "build_app", "configure_server"]
+__all__ = ["FedSessionLimits", "FedSessions", "ServerLimits", "StateFolder", "build_app", "make_uvicorn_config"]

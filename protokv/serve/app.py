@@ -74,7 +74,7 @@ def build_app(
     )
 
 
-def configure_server(app: Starlette, host: str, port: int) -> uvicorn.Config:
+def make_uvicorn_config(app: Starlette, host: str, port: int) -> uvicorn.Config:
     """Return how uvicorn serves an application: at most 128 connections. It logs to `logging` alone."""
     return uvicorn.Config(
         app,

@@ -11,7 +11,7 @@ import torch
 
 from protokv.errors import StateCorrupt
 from protokv.fleet import JobRecipe, VideoJob, find_fleet_states, list_video_jobs, locate_fleet_state
-from protokv.fleet.states import describe_fleet_states, load_fleet_backbone
+from protokv.fleet.states import describe_fleet_states, load_backbone_for_states
 from protokv.ingestion import Every
 from protokv.state.reader import load_state
 from tests.fleet.conftest import InlinePool, ends, outcomes
@@ -22,7 +22,7 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[VideoJob], r
     bad, good = Path(recipe.place, "0.safetensors"), Path(recipe.place, "a.safetensors")
     bad.write_bytes(b"no state")
     with pytest.raises(StateCorrupt):
-        load_fleet_backbone([str(bad)], None, device="cpu", device_map=None)
+        load_backbone_for_states([str(bad)], None, device="cpu", device_map=None)
     broken, row = describe_fleet_states(recipe.place)
     assert broken.keys() == row.keys()
     assert (broken["complete"], broken["steps"]) == (False, None)

@@ -13,7 +13,7 @@ import uvicorn
 
 from protokv.ingestion import StandingQuestion, ingest_events
 from protokv.memories import DurableConfig
-from protokv.serve import FedSessions, StateFolder, build_app, configure_server
+from protokv.serve import FedSessions, StateFolder, build_app, make_uvicorn_config
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -23,7 +23,7 @@ def server(folder: Path, backbone: MockBackbone | None = None, feed: Any = None,
     """The address of a server; it is gone afterwards. `feed` are the options and limits of its sessions."""
     states = StateFolder(folder, backbone or MockBackbone(), most=2)
     app = build_app(states, fed=feed and FedSessions(states, *feed), **options)
-    running = uvicorn.Server(configure_server(app, "127.0.0.1", 0))
+    running = uvicorn.Server(make_uvicorn_config(app, "127.0.0.1", 0))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     while not running.started:
