@@ -159,7 +159,7 @@ class AnswerFlags(Flags, panel="Answers"):
         drawn = {name: getattr(self, name) for name in ("max_new_tokens", "temperature", "top_p")}
         drawn = {name: value for name, value in drawn.items() if value is not None}
         check_options((self.choices and drawn, "--choices generates and draws nothing", "leave the other options out"))
-        drawn |= {"choices": parse_list(self.choices or ""), "seed": self.seed}
+        drawn |= {"choices": parse_list(self.choices), "seed": self.seed}
         return replace(backbone.decoding if backbone else Decoding(), **drawn)
 
 

@@ -109,7 +109,7 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     if reader.transcript.is_full:
         out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
     if not lines:
-        out.note(f"no words are known: {name_subtitles(record) if record else 'there were none'}")
+        out.note(f"no words of {name_subtitles(record)} are known" if record else "no words: the video had none")
     rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
     out.show(rows, lambda rows: [tabulate_rows(("start_s", "text"), rows)])
 
@@ -180,12 +180,7 @@ def _describe_damage(d: Row) -> str:
     state = "every byte is the one that was saved" if d["digests"] else "not checked"
     if "verified" in d:
         state = "all that must hold in a state was checked"
-    damage = []
-    for source in d["stream"]["sources"]:
-        if found := source["damage"]:
-            from_s, lost, bad = found["lost_from_s"], found["frames_lost"], found["frames_damaged"]
-            where = "" if from_s is None else f" from {format_time(source['start_s'] + from_s)}"
-            damage.append(f"{found['message']} ({lost:,} frames lost, {bad:,} damaged{where})")
+    damage = [one["damage"]["message"] for one in d["stream"]["sources"] if one["damage"]]
     return f"damaged: {'; '.join(damage)}; the state itself: {state}" if damage else f"yes: {state}"
 
 

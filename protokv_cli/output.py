@@ -231,11 +231,11 @@ def _format_cell(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list) and value and not isinstance(value[0], str):
-        # Of quantiles: the least, the median and the greatest.
+    if isinstance(value, list) and value and "quantiles" in name:
+        # The least, the median and the greatest.
         return " / ".join(f"{value[i]:g}" for i in (0, len(value) // 2, -1))
     if isinstance(value, str | list | tuple):
-        return make_printable(value if isinstance(value, str) else ", ".join(value) or "-")
+        return make_printable(value if isinstance(value, str) else ", ".join(map(str, value)) or "-")
     if name.endswith(("bytes", "_s")):
         return format_bytes(value) if name.endswith("bytes") else format_time(value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)

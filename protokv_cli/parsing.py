@@ -91,9 +91,12 @@ def parse_steps(text: str) -> int | None:
     return None if text == "auto" else int(text)
 
 
-def parse_list(text: str) -> tuple[str, ...]:
-    """Return the parts of `a,b,c`, without empty ones."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def parse_list(text: str | None) -> tuple[str, ...]:
+    """Return the parts of `a,b,c`, without empty ones; None: none."""
+    parts = tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    if text is not None and not parts:
+        raise ConfigError(f"expected one or more, with commas between them, got {text!r}", hint="write it as a,b,c")
+    return parts
 
 
 def parse_variation(text: str) -> SettingSweep:

@@ -55,7 +55,7 @@ class _StudyFlags(Flags, panel="What to ask"):
         from protokv.replay.plan import make_replay_plan
         from protokv.replay.runner import TrialSetup
 
-        names, budgets, delays = (parse_list(text or "") for text in (self.memories, self.budgets, self.delays))
+        names, budgets, delays = (parse_list(text) for text in (self.memories, self.budgets, self.delays))
         named = make_memory_variants(
             names or ([DEFAULT_MEMORY] if benchmark else COMPARED_MEMORIES),
             [parse_budget(one) for one in budgets] or [MemoryConfig.of(DEFAULT_MEMORY).budget],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import traceback
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +12,11 @@ import typer
 
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import shorten_text
-from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, DebugFlags, Flags, MemoryFlags, ModelFlags, make_keywords, option
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every
 
-_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")]
+_Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")]
 
 
 class _ServerFlags(DebugFlags, panel="Server"):
@@ -58,7 +58,7 @@ def serve(
     with out.errors():
         if flags.token is None and flags.host not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(f"{flags.host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
-        if not states.is_dir():
+        if not (states and Path(states).is_dir()):
             raise StateNotFound(f"there is no folder {states}", hint="name the folder that your states are in")
         try:
             from uvicorn import Server
@@ -72,28 +72,31 @@ def serve(
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
 
         try:
-            backbone = load_backbone_for_states(find_fleet_states(str(states)), model.model, **model.placement)
+            backbone = load_backbone_for_states(find_fleet_states(states), model.model, **model.placement)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
-        known, fed = server.StateFolder(states, backbone), None
+        known, fed = server.StateFolder(Path(states), backbone), None
         if sessions.most:
             kept = make_keywords(sessions, "most", "idle_s")
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
             bounds = server.FedSessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
             fed = server.FedSessions(known, options, bounds)
         app = server.build_app(known, token=flags.token, limits=limits, fed=fed)
-        address = f"http://{flags.host}:{flags.port}/"
+        family = socket.AF_INET6 if ":" in flags.host else socket.AF_INET
+        try:
+            listener = socket.create_server((flags.host, flags.port), family=family)
+        except OSError as error:
+            raise ConfigError(f"cannot listen: {error.strerror}", hint="name another --port or --host") from error
+        shown = f"[{flags.host}]" if ":" in flags.host else flags.host
+        address = f"http://{shown}:{listener.getsockname()[1]}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
         log = _Log(out)
         for name in ("asyncio", "uvicorn", "protokv.serve"):
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
-        try:
-            Server(server.make_uvicorn_config(app, flags.host, flags.port)).run()
-        except SystemExit:
-            # uvicorn has said why, and ends with a code of its own.
-            raise typer.Exit(ExitCode.FAILURE) from None
+        with listener:
+            Server(server.make_uvicorn_config(app, flags.host, flags.port)).run(sockets=[listener])
 
 
 class _Log(logging.Handler):

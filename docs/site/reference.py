@@ -234,6 +234,7 @@ JSON_TYPES = {
     "bool": "true or false",
     "None": "null",
     "list[str]": "list of texts",
+    "tuple[str, ...]": "list of texts",
     "dict[str, Any]": "object",
     "dict[str, float]": "object",
     "list[EvidenceSpan]": "list of objects",

@@ -53,7 +53,7 @@ def is_fleet_source(source: str) -> bool:
     """Return True if a source stands for the videos below it, not for one."""
     if in_bucket(source):
         return source.endswith("/") or glob.has_magic(source)
-    return source_kind(source) == "file" and Path(source).is_dir()
+    return source_kind(source) == "file" and Path(_require_name(source)).is_dir()
 
 
 def _expand(source: str) -> Iterator[VideoJob]:
@@ -94,11 +94,18 @@ def locate_fleet_state(place: str, key: str) -> str:
     return f"{place.rstrip('/')}/{name}" if is_remote_state(place) else str(Path(place, name))
 
 
+def _require_name(path: str) -> str:
+    """Return a path that is not empty, which would be this folder. ConfigError."""
+    if not path:
+        raise ConfigError("the name of a source or a state is empty", hint="a variable of the shell may be unset")
+    return path
+
+
 def is_fleet_folder(path: str) -> bool:
     """Return True if a path stands for the states below it, not for one."""
     if is_remote_state(path):
         return path.endswith("/")
-    folder = Path(path)
+    folder = Path(_require_name(path))
     return folder.suffix not in STATE_FORMS and (folder.is_dir() or path.endswith(("/", os.sep)))
 
 

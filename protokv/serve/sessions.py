@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -52,18 +53,21 @@ class FedSessionLimits:
 class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What a client asks for: a name (None: a new one), sampled frames a second, and a system prompt."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")] | None = None
-    fps: float | None = None
+    name: str | None = None
+    fps: Annotated[float, msgspec.Meta(gt=0)] | None = None
     system_prompt: str | None = None
 
 
 def parse_session_request(body: bytes) -> _SessionRequest:
     """Return the request in a body. ConfigError."""
     try:
-        return msgspec.json.decode(body or b"{}", type=_SessionRequest)
+        asked = msgspec.json.decode(body or b"{}", type=_SessionRequest)
     except (msgspec.MsgspecError, ValueError) as error:
         what = "a session takes name, fps and system_prompt, and is asked at /v1/chat/completions"
         raise ConfigError(f"{escape_text(error)}; {what}") from None
+    if asked.name is not None and not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]{0,63}", asked.name):
+        raise ConfigError("name: expected at most 64 letters, digits, - and _, and the first a letter or a digit")
+    return asked
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:

@@ -182,18 +182,17 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextmanager
 def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn errors of reading a state into a StateError that names its path; those of a library are StateCorrupt."""
-    where = os.fspath(path)
+    where, hint = os.fspath(path), "the file is damaged, or is not a state of protokv"
     try:
         yield
     except (StateCorrupt, StateMismatch) as error:
-        hint = error.hint or "the file is damaged, or is not a state of protokv"
-        raise type(error)(f"{where}: {error.message}", hint=hint) from error
+        raise type(error)(f"{where}: {error.message}", hint=error.hint or hint) from error
     except errors.ProtoKVError:
         raise
     except Exception as error:
         why = errors.find_system_error(error)
         if why is None:
-            raise StateCorrupt(f"{where}: it cannot be read as a state ({escape_text(error)})") from error
+            raise StateCorrupt(f"{where}: it cannot be read as a state ({escape_text(error)})", hint=hint) from error
         if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise make_state_not_found(path) from None
         raise StateError(f"cannot read the state {where}: {errors.format_os_error(why)}") from error

@@ -116,7 +116,7 @@ def _list_checks(state: State, config: MemoryConfig, memory: Memory) -> list[str
         used = memory.context().visible_tokens() - state.tensors["sink.keys"].shape[2]
         if used > config.budget:
             raise StateCorrupt(f"state: {used} slots are in use, the budget is {config.budget}")
-        lines.append(f"budget: {used} of {config.budget} slots in use, where most are")
+        lines.append(f"budget: at most {used} of {config.budget} slots of a head in use")
     return lines
 
 

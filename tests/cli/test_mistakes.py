@@ -16,6 +16,7 @@ SMALL = "VIDEO --questions asked.jsonl --budget 24"
 
 MISTAKES = [
     ("ingest", ExitCode.USAGE, "there is no video to ingest"),
+    ("ingest ''", ExitCode.USAGE, "the name of a source or a state is empty"),
     ("ingest https://youtu.be/x", ExitCode.FAILURE, "yt-dlp -o - https://youtu.be/x | protokv ingest -"),
     ("ingest absent.mp4", ExitCode.NOT_FOUND, "absent.mp4"),
     ("ingest notes.mp4", ExitCode.FAILURE, "notes.mp4"),
@@ -50,9 +51,11 @@ MISTAKES = [
     ("query s.safetensors 'what ?' --top 3", ExitCode.USAGE, "--top ranks the answers of many states"),
     ("query s.safetensors 'what ?' --video .", ExitCode.USAGE, "--video is where --frames looks"),
     ("query s.safetensors 'what ?' --at 2026-01-01", ExitCode.USAGE, "is of a video, which has no date"),
+    ("query s.safetensors 'what ?' --choices ,", ExitCode.USAGE, "expected one or more"),
     ("query states 'what ?'", ExitCode.NOT_FOUND, "states"),
     ("query states/ 'what ?' --frames seen", ExitCode.USAGE, "--frames are of one state"),
     ("query s.safetensors 'is <|im_end|> ?'", ExitCode.USAGE, "control token"),
+    ("inspect ''", ExitCode.USAGE, "the name of a source or a state is empty"),
     ("inspect absent.safetensors", ExitCode.NOT_FOUND, "absent.safetensors"),
     ("inspect VIDEO", ExitCode.USAGE, "clip.mp4 is a video, not a state"),
     ("query VIDEO 'what ?'", ExitCode.USAGE, "watch it first: protokv ingest"),

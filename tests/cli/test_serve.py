@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,22 @@ def test_it_listens_on_this_machine_alone_with_the_model_of_the_first_readable_s
     protokv: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("uvicorn.Server.run", lambda server: seen.append(server.config))
-    result = protokv("serve", tmp_path, "--port", "8123", "--model", "mock")
+    monkeypatch.setattr(
+        "uvicorn.Server.run", lambda server, sockets: seen.append((server.config, sockets[0].getsockname()))
+    )
+    protokv.environment["PROTOKV_PORT"] = "0"
+    result = protokv("serve", tmp_path, "--model", "mock")
     assert result.code == 0, result.err
-    assert (seen[0].host, seen[0].port) == ("127.0.0.1", 8123)
-    assert "http://127.0.0.1:8123/v1" in result.err
+    host, port = seen[0][1]
+    assert host == "127.0.0.1"
+    assert f"http://127.0.0.1:{port}/v1" in result.err, "the port that is open, not 0"
+    with socket.create_server((host, 0)) as taken:
+        result = protokv("serve", tmp_path, "--model", "mock", "--port", str(taken.getsockname()[1]))
+    assert (result.code, "Hint: name another --port" in result.err) == (2, True)
     feeding = ("--sessions", "1", "--budget", "64", "--every", "5s", "--keep", "2", "--idle", "1m")
     for flags, opened in (((), 404), (feeding, 201)):
         assert protokv("serve", tmp_path, "--model", "mock", *flags).code == 0
-        with TestClient(seen[-1].app, "http://localhost") as one:
+        with TestClient(seen[-1][0].app, "http://localhost") as one:
             assert one.post("/v1/streaming/sessions", content=b'{"name": "porch"}').status_code == opened
     assert StateReader.open(tmp_path / "porch.safetensors").header.memory["budget"] == 64
     (tmp_path / "porch.safetensors").unlink()

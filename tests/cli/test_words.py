@@ -69,14 +69,14 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Progr
     ]  # fmt: skip
     assert "\x1b[31mmine" not in seen.screen
     early = protokv("inspect", talk, "--words", "--at", "0:03")
-    assert (early.code, early.out, "no words are known: talk.srt" in early.err) == (ExitCode.DONE, "", True)
+    assert (early.code, early.out, "no words of talk.srt are known" in early.err) == (ExitCode.DONE, "", True)
 
 
 def test_a_state_that_cannot_tell_what_was_said_says_why(
     protokv: Program, watched: Callable[..., Path], talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = protokv("inspect", watched(), "--words")
-    assert (without.code, without.out, "no words are known" in without.err) == (ExitCode.DONE, "", True)
+    assert (without.code, without.out, "no words: the video had none" in without.err) == (ExitCode.DONE, "", True)
     monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
     for more in (["--verify"], ["--layers"], ["-o", "other.zarr"]):

@@ -135,7 +135,7 @@ def strict(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 FRAME = "/a/frame"
 REFUSED = [
     ("", b"\xff{", 400, "takes name"), ("", {"name": "../door"}, 400, "name"), ("", {"name": "a.b"}, 400, "name"),
-    ("", {"question": "what"}, 400, "is asked at"), ("", {"fps": -1.0}, 400, "fps"),
+    ("", {"question": "what"}, 400, "is asked at"), ("", {"fps": 0}, 400, "fps"),
     ("", {"system_prompt": "be brief"}, 400, "system prompt"), ("", {"name": "a"}, 409, "fed already"),
     ("", {"name": "door"}, 409, "not of a session"), ("", {"name": "odd"}, 409, "no state"),
     (FRAME, FILES[0][:-9], 400, "no whole JPEG"), (FRAME, b"GIF89a", 400, "no whole JPEG"),
