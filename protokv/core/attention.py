@@ -153,7 +153,7 @@ class LayerTokenCache:
         """Return keys and values `[H, n, D]` of all its tokens."""
         assert self.keys is not None
         assert self.values is not None
-        return self.keys.view(self.keys.shape[-3:]), self.values.view(self.values.shape[-3:])
+        return self.keys.flatten(0, -3), self.values.flatten(0, -3)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens. ValueError if there are not so many."""
@@ -236,7 +236,7 @@ class TokenCache:
         if len({keys.shape for keys, _ in each}) > 1:
             raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")
         device = each[0][0].device
-        keys, values = (torch.stack([part.detach().to(device) for part in parts]) for parts in zip(*each, strict=True))
+        keys, values = (torch.stack([part.to(device) for part in parts]).detach() for parts in zip(*each, strict=True))
         return self.to_halves(keys), values
 
     def settle(self) -> None:

@@ -48,12 +48,12 @@ def compute_biased_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return `compute_attention` with a finite bias `[H, N]` float32; keys and values may have its columns."""
     D = query.shape[-1]
+    if keys.shape[-1] == D and not uses_bias_columns(D, keys.dtype, keys.device):
+        return compute_attention(query, keys, values, bias.unsqueeze(1), scaling)
     if keys.shape[-1] == D or scaling != D**-0.5:
         # Columns are made for the usual scaling.
-        keys, values = keys[..., :D], values[..., :D]
-        if not uses_bias_columns(D, keys.dtype, keys.device):
-            return compute_attention(query, keys, values, bias.unsqueeze(1), scaling)
-        keys, values = append_bias_columns(keys, values, make_bias_columns(bias, scaling, keys.dtype))
+        columns = make_bias_columns(bias, scaling, keys.dtype)
+        keys, values = append_bias_columns(keys[..., :D], values[..., :D], columns)
     wide = functional.pad(query, (0, BIAS_COLUMNS), value=1.0)
     if D + BIAS_COLUMNS > _FLASH or not has_flash(query.device):
         out, lse = compute_attention(wide, keys, values, None, scaling)

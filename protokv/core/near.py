@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -118,7 +118,7 @@ class WindowMove:
 class NearWindow(StateTensors):
     """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `ExactTokens`, of the slots.
 
-    A step is `plan` and `tell`, on the host, and `write`, on the device. What `write` does depends on the sizes of the
+    A step is `plan` and `tell`, on the host, and `write`, on the device. What the device does depends on the sizes of the
     last `WindowMove` alone; where the ring begins, and which step it is, it reads from `told`.
     """
 
@@ -152,11 +152,11 @@ class NearWindow(StateTensors):
     def _start(self) -> int:
         return (self.move.start + self.move.leaving) % max(len(self.step), 1)
 
-    def append(self, step: StepKV) -> ExactTokens:
-        """Take a step; return the tokens that left for it, in stream order."""
+    def append(self, step: StepKV) -> None:
+        """Take a step."""
         self.plan(step.step, len(step.positions))
         self.tell()
-        return self.write(step)
+        self.write(step)
 
     def plan(self, step: int, tokens: int) -> WindowMove:
         """Make room for a step of so many tokens, on the host alone; return what it does."""
@@ -177,27 +177,31 @@ class NearWindow(StateTensors):
         self.told[: len(told)].copy_(told, non_blocking=True)
         self._found = None
 
-    def write(self, step: StepKV) -> ExactTokens:
-        """Take the step that was planned, on the device alone; return the tokens that leave, in stream order."""
+    def leaving(self, step: StepKV) -> ExactTokens:
+        """Return copies of the tokens that leave for the planned step, in stream order, before `write`."""
+        move = self.move
+        out = self._at(self._ring()[0][: move.leaving])
+        if move.surplus:
+            surplus = step.tokens(slice(0, move.surplus))
+            parts = {name: (getattr(out, name), getattr(surplus, name)) for name in _AXES}
+            out = ExactTokens(**{name: torch.cat(both, _AXES[name]) for name, both in parts.items()})
+        return out
+
+    def write(self, step: StepKV) -> None:
+        """Take the step that was planned, on the device alone; which of its tokens are usable is known."""
         move, (ring, number) = self.move, self._ring()
-        usable = torch.ones_like(step.positions[:, 0], dtype=torch.bool) if step.usable is None else step.usable
-        step = replace(step, usable=usable)
-        left = ring[: move.leaving]
-        # Evicted tokens stay in their slots until they are overwritten below, so they are copied out first.
-        out = self._at(left)
+        left, slots = ring[: move.leaving], ring[move.held :]
         # Written by an index, a number is copied from the host first.
         for held, axis, free in ((self._bias, 2, -torch.inf), (self.step, 0, -1), (self.usable, 0, True)):
             held.index_fill_(axis, left, free)
         if move.surplus:
-            surplus = {name: getattr(step, name).narrow(axis, 0, move.surplus) for name, axis in _AXES.items()}
-            out = ExactTokens(**{n: torch.cat((getattr(out, n), surplus[n]), axis) for n, axis in _AXES.items()})
+            step = step.tokens(slice(move.surplus, None))
         if move.kept:
-            slots = ring[move.held :]
+            assert step.usable is not None
             for name, axis in _AXES.items():
-                getattr(self, name).index_copy_(axis, slots, getattr(step, name).narrow(axis, move.surplus, move.kept))
+                getattr(self, name).index_copy_(axis, slots, getattr(step, name))
             self.step.index_copy_(0, slots, number.expand(move.kept))
-            self._bias[:, :, slots] = usable[move.surplus :].log()
-        return out
+            self._bias[:, :, slots] = step.usable.log()
 
     def before(self) -> ExactTokens:
         """Return copies of the tokens of the step before the planned one that are in the window, before `write`."""

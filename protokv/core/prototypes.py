@@ -146,7 +146,8 @@ class PrototypeMemory(SingleDeviceMemory):
         """Take the step that was told, on the device alone; in a `steady` memory equal moves are equal operations."""
         if self._rule is not None:
             self._rule.see_(self._near.before, step)
-        leaving = self._near.write(step)
+        leaving = self._near.leaving(step)
+        self._near.write(step)
         if self._rule is not None and len(leaving):
             self._rule.absorb_(self._far_tokens(leaving), step.step, self._near.told[2:])
             self._rule.maintain_(lambda: self._far_tokens(self._near.newest()).counted_only(), step.step)

@@ -31,11 +31,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rotated = rotate(x[..., :R], cos, sin)
         rest = x[..., R:].to(rotated.dtype).expand(*rotated.shape[:-1], -1)
         return torch.cat((rotated, rest), -1)
-    half = R // 2
     rotated = x * cos
     # Half by half, in place: no copy of x with its halves exchanged.
-    rotated[..., :half].sub_(x[..., half:] * sin[..., :half])
-    rotated[..., half:].add_(x[..., :half] * sin[..., half:])
+    (first, second), (x1, x2), (sin1, sin2) = (each.chunk(2, -1) for each in (rotated, x, sin))
+    first.sub_(x2 * sin1)
+    second.add_(x1 * sin2)
     return rotated
 
 

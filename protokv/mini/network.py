@@ -79,7 +79,7 @@ class MiniLanguageModel:
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin `[..., D]` float32 of positions `[..., 3]`; each section has its own component."""
         component, frequency = self._component.to(positions.device), self._frequency.to(positions.device)
-        angle = positions[..., component].float() * frequency
+        angle = positions.float().index_select(-1, component) * frequency
         cos, sin = angle.cos(), angle.sin()
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
@@ -125,7 +125,7 @@ def _gated(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPSILON)).to(x.dtype)
+    return (wide * wide.square().mean(-1, keepdim=True).add_(_EPSILON).rsqrt_()).to(x.dtype).mul_(weight)
 
 
 @lru_cache(maxsize=4)

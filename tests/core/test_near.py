@@ -1,5 +1,7 @@
 """`NearWindow`: whole steps leave in order, and the window is the context's own storage."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def test_every_token_is_in_the_window_or_has_left_it_once_in_order(window: int, 
     near = NearWindow(slots, 1)
     seen, gone, held = [], [], []
     for index, tokens in enumerate(lengths):
-        step = world.step(index, tokens)
+        step = replace(world.step(index, tokens), usable=torch.ones(tokens, dtype=torch.bool))
         # What is expected, written as lists.
         while held and sum(map(len, held)) + tokens > window:
             gone += held.pop(0)
@@ -26,7 +28,10 @@ def test_every_token_is_in_the_window_or_has_left_it_once_in_order(window: int, 
         gone += names[:surplus]
         if names[surplus:]:
             held.append(names[surplus:])
-        left = near.append(step)
+        near.plan(index, tokens)
+        near.tell()
+        left = near.leaving(step)
+        near.write(step)
         seen.append((left.positions[:, 0].tolist(), left.keys, step.keys))
         assert len(near) == sum(map(len, held)) <= window
         assert near.newest().positions[:, 0].tolist() == (held[-1] if held else [])

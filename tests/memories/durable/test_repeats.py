@@ -47,7 +47,10 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_
         newest = [(position, features if is_usable else features * torch.nan) for position, features, is_usable in now]
         newest = newest[len(newest) - min(len(newest), window) :]
         repeats.see_(near.newest(), step)
-        left = near.append(step)
+        near.plan(index, tokens)
+        near.tell()
+        left = near.leaving(step)
+        near.write(step)
         places = left.coordinates, left.positions.double()
         far = FarTokens(left.keys.flatten(0, 1), left.values.flatten(0, 1), *places, left.usable.long())
         mass = repeats.weigh_(far, bank).mass.tolist()
