@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from protokv.core.session import Answer, Session
     from protokv.ingestion import Every, ingest, ingest_events
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-    from protokv.state.cache import Cache
-    from protokv.state.held import watching
+    from protokv.state.cache import Cache, watching
+    from protokv.state.checkpoint import save
     from protokv.state.reader import load
-    from protokv.state.writer import save
     from protokv.video import open_source, read_steps
 
 
@@ -44,8 +43,8 @@ _HOMES = {
     "load_backbone": "protokv.backbones",
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
-    "save": "protokv.state.writer",
-    "watching": "protokv.state.held",
+    "save": "protokv.state.checkpoint",
+    "watching": "protokv.state.cache",
 }
 
 

@@ -118,7 +118,7 @@ class _ResultFlags(Flags, panel="Results"):
     def check(self, *inputs: object) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
         from protokv.replay.figure import check_figure_path
-        from protokv.state.writer import refuse_input_as_target
+        from protokv.state.store import refuse_input_as_target
 
         for written in (None if self.report else self.results, self.plot, self.table):
             if written is not None:

@@ -26,8 +26,7 @@ from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import restore_session
 from protokv.state.reader import load_state
 from protokv.state.sources import StreamSegment, read_standing_answers
-from protokv.state.store import StatePath, find_store, make_state_name
-from protokv.state.writer import refuse_input_as_target
+from protokv.state.store import StatePath, find_store, make_state_name, refuse_input_as_target
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, address, open_source
 from protokv.video.bucket import in_bucket

@@ -7,5 +7,5 @@ The path chooses the form: `.safetensors`, `.pt` or a `.zarr` folder; one of the
     reader.at(90.0).session().ask("...")      # the commit at 90 s; loads tensors and model
     describe_state(path), compare_states(a, b) # the documents of `protokv inspect`
 
-`protokv.state.writer.save` is the way out, and `protokv.state.store.StateStore` holds the lock of a longer one.
+`protokv.state.checkpoint.save` is the way out, and `protokv.state.store.StateStore` holds the lock of a longer one.
 """

@@ -1,27 +1,34 @@
-"""`protokv.Cache`: a memory as a cache of transformers, for a model that you hold; it saves itself as a state."""
+"""For a model of transformers that you hold: `protokv.Cache` and `protokv.watching`.
+
+The one is a memory as a cache, which saves itself as a state; the other makes a session.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 
 from protokv.backbones.files import hash_config
 from protokv.backbones.loading import digest_model_parameters
+from protokv.backbones.registry import wrap_model
+from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
 from protokv.core.cache import MemoryCache
 from protokv.core.layers import declare_layer_tensors
 from protokv.core.packing import split_tensors, trim_unused_slots
+from protokv.core.session import Session
 from protokv.core.step import StreamClock
 from protokv.core.stream_cache import StreamCacheLayer
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-from protokv.state.checkpoint import CACHE_STATE_KIND, check_state_fits, read_state_memory_config
+from protokv.state.checkpoint import CACHE_STATE_KIND, check_state_fits, read_state_memory_config, save_state
 from protokv.state.header import State
-from protokv.state.reader import load_state
+from protokv.state.reader import load, load_state
 from protokv.state.store import StatePath
-from protokv.state.writer import save_state
 
 
 class Cache(MemoryCache):
@@ -138,3 +145,39 @@ class Cache(MemoryCache):
             dtype=str(dtype).removeprefix("torch."),
             weights_digest="" if model is None else digest_model_parameters(model),
         )
+
+
+@contextmanager
+def watching(
+    model: Any,
+    processor: Any,
+    budget: int | str = "6k",
+    memory: str | MemoryConfig = DEFAULT_MEMORY,
+    *,
+    fps: float | None = None,
+    state: StatePath | None = None,
+    **settings: Any,
+) -> Iterator[Session]:
+    """Watch with a model of transformers that you hold. Its attention is ours inside, and what it was afterwards.
+
+    Args:
+        model: of pictures and text, on any device.
+        processor: of the model; its tokenizer will do if the files of the model are here.
+        budget: as of `Cache`.
+        memory: as of `Cache`.
+        fps: sampled frames a second; None: the rate that the model was trained at.
+        state: saved with the same model, goes on with its own memory and rate; None: a new stream.
+        settings: of the memory.
+
+    Raises:
+        ConfigError: a setting is wrong, the model is being trained, or no memory serves its attention.
+        ModelError, StateError: as `load_backbone` and `load`.
+    """
+    config = memory if isinstance(memory, MemoryConfig) else MemoryConfig.of(memory, budget=budget, **settings)
+    backbone, text = wrap_model(model, processor), model.config.get_text_config(decoder=True)
+    before = text._attn_implementation
+    try:
+        model.set_attn_implementation({"text_config": ATTENTION_NAME})
+        yield Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
+    finally:
+        model.set_attn_implementation({"text_config": before})

@@ -1,4 +1,4 @@
-"""Make states of sessions and sessions of states, and load the model of a state.
+"""Make states of sessions, save them, make sessions of states, and load the model of a state.
 
 A state identifies its model by architecture and weights, so the folder of a model may move. The name of the model is
 untrusted data; `load_recorded_backbone` says which names are followed.
@@ -19,6 +19,7 @@ from protokv.core.settings import MEMORY_VARIABLE
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, escape_text
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.header import State, StateHeader
+from protokv.state.store import StatePath, find_store
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
@@ -48,6 +49,25 @@ def make_state(session: Session, *, source: dict[str, Any] | None = None, comple
         tensors=trim_unused_slots(tensors, specs) | attached,
         specs=(*specs, *ATTACHED_TENSORS),
     )
+
+
+def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
+    """Write a session so that the path holds the old or the new state whole; return the stored bytes.
+
+    The suffix of the path chooses the form. `source` is the record of the watched source, plain JSON; `complete` says
+    that it has ended.
+
+    Raises:
+        StateLocked: another writer is writing the state.
+        StateError: the state cannot be written; the old one is still there.
+    """
+    return save_state(make_state(session, source=source, complete=complete), path)
+
+
+def save_state(state: State, path: StatePath) -> int:
+    """Write a state, as `save` a session."""
+    with find_store(path) as store:
+        return store.commit(state)
 
 
 def restore_session(state: State, backbone: Backbone) -> Session:

@@ -29,9 +29,8 @@ from protokv.state.checkpoint import ATTACHED_TENSORS, read_state_memory_config
 from protokv.state.header import State, StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
-from protokv.state.store import StatePath, find_store
+from protokv.state.store import StatePath, check_state_replaceable, find_store, refuse_input_as_target
 from protokv.state.thumbnails import Thumbnails
-from protokv.state.writer import check_state_replaceable, refuse_input_as_target
 from protokv.words.transcript import Transcript
 
 

@@ -37,7 +37,7 @@ from protokv.state import commit as files
 from protokv.state.commit import explain_read_errors, explain_write_errors, lock, make_state_not_found, recover_state
 from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
 from protokv.state.header import HEADER_KEY, MOST_HEADER_BYTES, State, StateHeader, seal_header, unseal_header
-from protokv.state.sources import is_earlier_state, is_same_stream
+from protokv.state.sources import is_earlier_state, is_same_stream, read_fingerprints
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_invalid_character
 from protokv.video.address import VIDEO_SUFFIXES
@@ -332,3 +332,25 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
         return _BucketStore(str(path), known[suffix], keep) if outside else StateStore(path, known[suffix], keep)
     except SourceError as error:
         raise StateError(error.message, hint=error.hint) from error
+
+
+def refuse_input_as_target(target: StatePath, *inputs: object) -> None:
+    """Refuse a target that is an input, also under another name. Inputs that are no existing paths are ignored."""
+    for one in inputs:
+        with suppress(OSError, ValueError):
+            if isinstance(one, str | os.PathLike) and Path(target).samefile(one):
+                what = f"{os.fspath(target)} is what is read, and would be written over"
+                raise ConfigError(what, hint="name another file with -o")
+
+
+def check_state_replaceable(target: StatePath, state: StateHeader) -> None:
+    """Allow to replace a state of the same sources, or nothing. StateMismatch if something else is there."""
+    try:
+        there = read_fingerprints(find_store(target, to_read=True).read_header()[0])
+    except StateNotFound:
+        return
+    except (StateCorrupt, StateMismatch):
+        there = ()
+    if not there or None in there or there != read_fingerprints(state):
+        what = "the state of another stream" if there else "no state that can be read"
+        raise StateMismatch(f"{os.fspath(target)} is there already, and it is {what}", hint="replace it with --force")

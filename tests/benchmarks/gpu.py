@@ -37,8 +37,8 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.memories import MEMORIES, MemoryConfig
+from protokv.state.checkpoint import save
 from protokv.state.reader import load
-from protokv.state.writer import save
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer

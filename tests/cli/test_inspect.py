@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
-from protokv.state.writer import save_state
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, write_video
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
-from protokv.state.writer import save_state
 from protokv_cli import output
 from protokv_cli.output import format_json, make_printable
 from tests.cli.conftest import RUN, Program

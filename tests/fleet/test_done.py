@@ -11,8 +11,8 @@ import pytest
 
 from protokv.fleet import JobRecipe, VideoJob
 from protokv.fleet.worker import FleetWorker, VideoFailure, check_video_status
+from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
-from protokv.state.writer import save_state
 from tests.fleet.conftest import CONFIG, write_video
 from tests.mock_backbone import MockBackbone
 from tests.words.subtitled import write_subtitled

@@ -11,10 +11,9 @@ from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.ingestion import Every, IngestProgress, IngestSummary, ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.checkpoint import make_state, restore_session
+from protokv.state.checkpoint import make_state, restore_session, save
 from protokv.state.reader import StateReader, load, load_state
 from protokv.state.sources import read_fingerprints
-from protokv.state.writer import save
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone

@@ -12,9 +12,9 @@ import pytest
 
 from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.core.session import Answer, Session
+from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from protokv.state.sources import WallClockLog
-from protokv.state.writer import save_state
 from tests.serve.conftest import server, watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

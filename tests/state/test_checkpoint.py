@@ -11,9 +11,8 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.state.checkpoint import check_state_fits, make_state, restore_session
+from protokv.state.checkpoint import check_state_fits, make_state, restore_session, save
 from protokv.state.reader import load
-from protokv.state.writer import save
 from tests.conftest import random_frames
 
 CONFIGS = {

@@ -16,10 +16,10 @@ import zarr
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateError, StateNotFound, UnknownForm
 from protokv.state import commit
+from protokv.state.checkpoint import save_state
 from protokv.state.header import DTYPE_NAMES
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
-from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, names, same
 
 DTYPES = list(DTYPE_NAMES)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import StateNotFound
+from protokv.state.checkpoint import save_state
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
-from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, names, same
 from tests.state.conftest import moment as at
 

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from protokv.errors import StateCorrupt, StateMismatch
+from protokv.state.checkpoint import save_state
 from protokv.state.describe import compare_states, convert_state, describe_state
 from protokv.state.header import FORMAT_VERSION, digest_document, make_canonical_json
 from protokv.state.reader import StateReader, load_state, read_thumbnails
 from protokv.state.store import STATE_FORMS
-from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, same
 
 Json = dict[str, Any]

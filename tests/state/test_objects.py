@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound, UnknownForm
+from protokv.state.checkpoint import save_state
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
-from protokv.state.writer import save_state
 from tests.state.conftest import make, moment, same
 
 pytest.importorskip("obstore")

@@ -18,10 +18,10 @@ import protokv
 from protokv.errors import StateCorrupt
 from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
+from protokv.state.checkpoint import save_state
 from protokv.state.describe import describe_state
 from protokv.state.reader import load_state
 from protokv.state.thumbnails import MOST_THUMBNAIL_BYTES, THUMBNAIL_SIDE, Thumbnails, encode_thumbnail, make_thumbnail
-from protokv.state.writer import save_state
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
