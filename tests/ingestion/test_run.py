@@ -13,17 +13,17 @@ from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import (
     COMMIT_NEVER,
-    Answered,
     Commit,
     Every,
     IngestEvent,
     IngestOptions,
+    IngestProgress,
+    IngestStarted,
+    IngestSummary,
     LiveOptions,
-    Progress,
+    QuestionAnswered,
     SourceNoted,
     StandingQuestion,
-    Started,
-    Summary,
     ingest,
     ingest_events,
 )
@@ -69,7 +69,8 @@ def test_start_steps_commits_on_disk_and_end_are_events_and_the_state_has_the_na
         if isinstance(event, Commit):
             assert event.file_bytes > 0
             assert StateReader.open("1.safetensors").header.clock.steps == event.steps
-    kinds = [Started, Progress, Progress, Commit, Progress, Progress, Commit, Progress, Commit, Summary]
+    step = IngestProgress
+    kinds = [IngestStarted, step, step, Commit, step, step, Commit, step, Commit, IngestSummary]
     assert [type(event) for event in events] == kinds
     assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
     assert events[-1].state == "1.safetensors"
@@ -82,7 +83,7 @@ def test_joined_recordings_are_watched_whole_noted_once_and_resumed_to_equal_byt
     events = list(run(joined, tmp_path / "whole.safetensors"))
     notes = [one.note for one in events if isinstance(one, SourceNoted)]
     assert notes == ["at 4.00 s another recording is joined on: times go on"]
-    assert isinstance(end := events[-1], Summary)
+    assert isinstance(end := events[-1], IngestSummary)
     assert (end.stream_time_s, end.complete, end.damaged) == (8.0, True, False)
     for steps in (3, 6):
         path, asked = tmp_path / f"{steps}.safetensors", count()
@@ -116,7 +117,7 @@ def test_a_minute_of_the_clock_commits_by_default(path: Path, monkeypatch: pytes
     monkeypatch.setattr("protokv.ingestion.watching.time.perf_counter", lambda: now_s + 1e-6 * next(calls))
     for event in run(Prepared(5, 20), path):
         # A step takes 22 s, so the third is the first after a minute.
-        now_s += 22.0 * isinstance(event, Progress)
+        now_s += 22.0 * isinstance(event, IngestProgress)
         commits += [event.steps] if isinstance(event, Commit) else []
     assert commits == [3, 6, 9, 10]
     assert not COMMIT_NEVER.is_due(10**9, 1e9, 1e9)
@@ -209,7 +210,7 @@ def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes
     whole, source = tmp_path / "whole.safetensors", Prepared(1, 24)
     asked = StandingQuestion("what is it", 3.0), StandingQuestion("red or not", 4.0, ("red", "green"))
     how: Any = {"ask": asked, "chunk": chunk}
-    found = [one for one in run(source, whole, **how) if isinstance(one, Answered)]
+    found = [one for one in run(source, whole, **how) if isinstance(one, QuestionAnswered)]
     assert [(one.stream_time_s, one.late_s) for one in found] == [(at_s, None) for at_s in times]
     assert [one["answer"] for one in describe_state(whole)["stream"]["answers"]] == [one.answer for one in found]
     for steps in range(1, 12, 3):
@@ -242,7 +243,9 @@ def test_an_answer_that_equals_the_last_one_is_no_news_however_much_else_was_ans
     says |= {"quiet": [*["Yes"] * 8, "yes", "no"], "other": [*map(str, range(9)), "x" * 900]}
     asked = StandingQuestion("quiet", 1.0, on_change=True), StandingQuestion("other", 1.0)
     found = [
-        (one.stream_time_s, one.answer) for one in run(Prepared(1, 20), path, ask=asked) if isinstance(one, Answered)
+        (one.stream_time_s, one.answer)
+        for one in run(Prepared(1, 20), path, ask=asked)
+        if isinstance(one, QuestionAnswered)
     ]
     assert [one for one in found if not one[1][0].isdigit()][:-1] == [(1, "Yes"), (10, "no")]
     kept = [(one.stream_time_s, one.answer) for one in read_standing_answers(load_state(path))]
