@@ -15,7 +15,7 @@ from protokv_cli.output import Row, format_json
 _MOST_WAITING = 64  # answers that wait for the command; of more, the oldest is left out
 
 
-class AnswerCommand(AbstractContextManager["AnswerCommand"]):
+class SubprocessHook(AbstractContextManager["SubprocessHook"]):
     """Runs a command, without a shell, for one answer after the other, which is a JSON line on its stdin.
 
     It writes to stderr, and is killed after its limit. At the end it is waited for, twice that at most.

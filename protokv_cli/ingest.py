@@ -13,7 +13,7 @@ import typer
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.timings import Timings, time_stage
-from protokv_cli.hooks import AnswerCommand
+from protokv_cli.hooks import SubprocessHook
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
 from protokv_cli.options import (
     SUBTITLES_HELP,
@@ -24,7 +24,7 @@ from protokv_cli.options import (
     WatchModelFlags,
     check_options,
     list_set_options,
-    make_keywords,
+    make_kwargs,
     option,
 )
 from protokv_cli.output import Output
@@ -138,7 +138,7 @@ def ingest(
 
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_fleet_source(sources[0])
-        waiting = make_keywords(live, "questions", "command")
+        waiting = make_kwargs(live, "questions", "command")
         how = {name: waiting.pop(name) for name in _HOW if name in waiting}
         more = list_set_options(live, *_HOW, "command")
         check_options((more and not live.questions, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
@@ -149,8 +149,8 @@ def ingest(
             thumbnails=memory.thumbnails,
             ask=tuple(StandingQuestion(text, **how) for text in live.questions or ()),
             live=LiveOptions(**waiting),
-            **make_keywords(state, "state", "dry_run"),
-            **make_keywords(watch),
+            **make_kwargs(state, "state", "dry_run"),
+            **make_kwargs(watch),
             **model.loading,
         )
         if (state.keep or 0) > 1 and state.every is None and (many or source_kind(sources[0]) == "file"):
@@ -191,7 +191,7 @@ def _ingest_one(
     opened, target, name = _open_stdin(source), _target_in_folder(source, state), name_source(source)
     with (
         handle_signals(out.note) as stop,
-        AnswerCommand(command, partial(out.note, once=True)) if command else nullcontext() as hook,
+        SubprocessHook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
         EventPrinter(out, name, chosen, clock) as report,
         # Closing the generator commits what was watched if something fails here.
         closing(ingest_events(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,

@@ -22,7 +22,7 @@ from protokv.texts import format_count
 from protokv.timings import Timings
 from protokv_cli.asking import format_evidence_line
 from protokv_cli.exits import ExitCode
-from protokv_cli.hooks import AnswerCommand
+from protokv_cli.hooks import SubprocessHook
 from protokv_cli.output import (
     Output,
     ProgressBar,
@@ -42,7 +42,7 @@ _HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")  # of
 class EventPrinter(ProgressBar):
     """Shows the events of a run in the chosen format, and its progress."""
 
-    hook: AnswerCommand | None = None  # gets the answers to standing questions
+    hook: SubprocessHook | None = None  # gets the answers to standing questions
 
     def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""

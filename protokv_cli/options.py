@@ -33,7 +33,7 @@ def option(
 
     `declared` has its names and what stands for its value, as the help shows them: `--output -o STATE`. `panel` is the
     section of the help; None: that of its dataclass. `default` is False for a flag; the help shows numbers and texts.
-    `parse` reads the text of the command line (`make_keywords`), and `more` are arguments of `typer.Option`.
+    `parse` reads the text of the command line (`make_kwargs`), and `more` are arguments of `typer.Option`.
     """
     words = declared.split()
     if default is None and words[-1].startswith("-") and "/" not in declared:
@@ -96,7 +96,7 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_keywords(flags: Any, *without: str) -> dict[str, Any]:
+def make_kwargs(flags: Any, *without: str) -> dict[str, Any]:
     """Return the options that have a value as keywords of the library, read from their texts. ConfigError."""
     kept = [one for one in fields(flags) if one.name not in without and getattr(flags, one.name) is not None]
     return {one.name: one.metadata["parse"](getattr(flags, one.name)) for one in kept}

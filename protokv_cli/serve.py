@@ -12,7 +12,7 @@ import typer
 
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import shorten_text
-from protokv_cli.options import TOP_PANEL, DebugFlags, Flags, MemoryFlags, ModelFlags, make_keywords, option
+from protokv_cli.options import TOP_PANEL, DebugFlags, Flags, MemoryFlags, ModelFlags, make_kwargs, option
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every
 
@@ -78,7 +78,7 @@ def serve(
         limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
         known, fed = server.StateFolder(Path(states), backbone), None
         if sessions.most:
-            kept = make_keywords(sessions, "most", "idle_s")
+            kept = make_kwargs(sessions, "most", "idle_s")
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
             bounds = server.FedSessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
             fed = server.FedSessions(known, options, bounds)

@@ -14,7 +14,7 @@ import pytest
 
 from protokv.errors import PositionWarning
 from protokv_cli.exits import ExitCode
-from protokv_cli.hooks import AnswerCommand
+from protokv_cli.hooks import SubprocessHook
 from protokv_cli.output import Output
 from tests.cli.conftest import Program, write_video
 
@@ -227,7 +227,7 @@ def test_a_slow_command_is_never_waited_for_and_killed_at_its_limit(
     said: list[str] = []
     os.mkfifo("begun")
     os.mkfifo("never")
-    with AnswerCommand("sh -c 'echo > begun; exec cat never'", said.append, 1.0) as hook:
+    with SubprocessHook("sh -c 'echo > begun; exec cat never'", said.append, 1.0) as hook:
         hook({"answer": 0})
         Path("begun").read_bytes()
         for i in range(3):
