@@ -93,19 +93,19 @@ def uses_bias_columns(head_size: int, dtype: torch.dtype, device: torch.device) 
 
 
 def make_bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
-    """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: `[..., N, BIAS_COLUMNS]` of `dtype`."""
-    columns = torch.zeros(*bias.shape, BIAS_COLUMNS, dtype=dtype, device=bias.device)
-    rest = (bias / scaling).clamp_(min=3 * _FREE)
-    for column in columns[..., :3].unbind(-1):
+    """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: the first columns, `[..., N, 3]`."""
+    rest, columns = (bias / scaling).clamp_(min=3 * _FREE), list[Tensor]()
+    for _ in range(3):
         # Each holds what the ones before it have rounded off.
-        column.copy_(rest.clamp(min=_FREE))
-        rest = rest - column
-    return columns
+        columns.append(rest.clamp(min=_FREE).to(dtype))
+        rest = rest - columns[-1]
+    return torch.stack(columns, -1)
 
 
 def append_bias_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys `[..., N, D + BIAS_COLUMNS]` with the columns of their bias, and values with as many zeros."""
-    return torch.cat((keys, columns), -1), functional.pad(values, (0, BIAS_COLUMNS))
+    zeros = columns.new_zeros(()).expand(*columns.shape[:-1], BIAS_COLUMNS - columns.shape[-1])
+    return torch.cat((keys, columns, zeros), -1), functional.pad(values, (0, BIAS_COLUMNS))
 
 
 def _is_aligned(head_size: int) -> bool:

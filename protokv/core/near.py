@@ -60,7 +60,8 @@ class KVSlots(StateTensors):
 
         if self._rows:
             D = self.keys.shape[-1]
-            self._rows[0][..., D:] = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
+            columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
+            self._rows[0][..., D : D + columns.shape[-1]] = columns
         return SlotContext(self.keys, self.values, self.bias, self.far, positions, rows=self._rows)
 
     @staticmethod
