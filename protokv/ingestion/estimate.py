@@ -104,7 +104,7 @@ def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnail
         tokens=None if steps is None else round(steps * per_step),
         tokens_per_step=per_step,
         state_bytes=session.state_bytes,
-        most_bytes=bound_state_bytes(session, pictures, words=subtitles.may_come),
+        most_bytes=bound_state_bytes(session, pictures, words=subtitles.has_lines),
         end_bytes=None if steps is None else estimate_end_bytes(session, steps * step_s, pictures),
         seconds=None if steps is None or tried == 1 else steps * (ends[-1] - ends[0]) / (len(ends) - 1),
         tried_steps=tried,

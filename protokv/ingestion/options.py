@@ -189,7 +189,7 @@ class IngestOptions:
 
     def config_for(self, subtitles: Subtitles) -> MemoryConfig:
         """Return the memory of a new state of a source with these subtitles."""
-        return self.config.with_words(True) if subtitles.may_come else self.config
+        return self.config.with_words(True) if subtitles.has_lines else self.config
 
     def cut_part(self, video: Source) -> Source:
         """Return the part of an open source that is to be watched; all of it by default. Raises as `SourceSlice`."""

@@ -64,7 +64,7 @@ class IngestRun:
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._subtitles, self._loss_reported = start.subtitles, False
         self._noted: set[str] = set()
-        if self._subtitles.may_come:
+        if self._subtitles.has_lines:
             check_memory_takes_words(session.backbone, session.config)
         if lost := read_recorded_subtitles(record).get("lost"):
             self._subtitles.lost = str(lost)
@@ -237,7 +237,7 @@ class IngestRun:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=session.state_bytes,
-            most_bytes=bound_state_bytes(session, self._thumbnails, words=self._subtitles.may_come),
+            most_bytes=bound_state_bytes(session, self._thumbnails, words=self._subtitles.has_lines),
             notice=session.backbone.notice,
             model=session.backbone.identity.name,
             dtype=session.backbone.identity.dtype,

@@ -50,7 +50,7 @@ class VideoFileStream(ReplayStream):
         if self._words.record:
             if self._words.lost:
                 raise SourceUnreadable(f"not all words of {path} are read: {self._words.lost}")
-            self.has_words = self._words.may_come
+            self.has_words = self._words.has_lines
             self.facts["subtitles"] = identify_subtitles(self._words.record)
         self.questions = questions
 

@@ -73,7 +73,7 @@ class Subtitles:
         self._lines = sorted((line for line in lines if math.isfinite(_find_middle(line))), key=_find_middle)
 
     @property
-    def may_come(self) -> bool:
+    def has_lines(self) -> bool:
         """Whether there is a line, so that a memory needs room for words."""
         return bool(self.record) and bool(self._lines)
 
