@@ -172,6 +172,7 @@ class TokenCache:
     """
 
     layers: list[Any]  # those that the memory serves; in a `StreamCache` transformers' own are among them
+    form: Hashable = None  # what the work of a fork depends on besides data in buffers that do not move
     queries: list[Tensor] | None = None  # where to add those that read the context, `[Hq, T, D]` of each layer
 
     def __init__(self, layers: int) -> None:
@@ -243,11 +244,6 @@ class TokenCache:
         """Forget the tokens, which the memory has taken."""
         for layer in self.memory_layers:
             layer.clear()
-
-    @property
-    def form(self) -> Hashable:
-        """What the work of a fork depends on besides data on the device, in buffers that do not move."""
-        return None
 
     def take(self, other: Self, tokens: int = 0) -> None:
         """Go on where a settled fork is, or so many tokens after it."""

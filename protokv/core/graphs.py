@@ -88,10 +88,6 @@ class Graphs:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._is_beside = False
 
-    def holds(self, result: Any) -> bool:
-        """Return whether an object is the result of a graph."""
-        return any(not isinstance(part, str) and part[2] is result for part in self._parts.values())
-
     def _capture(self, key: tuple[Hashable, ...], call: Callable[..., Any], given: tuple[Tensor, ...]) -> _Part | str:
         buffers = [one.clone() for one in given]
         try:

@@ -7,7 +7,7 @@ tokens in, it keeps its length. What the memory shows is read once for an answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Final
 from weakref import ref
 
@@ -46,10 +46,8 @@ class QuestionForwarder:
         memory, why = session.memory, self.graphs.why_not
         length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
         needed = length + room
-        if differs or memory.retrieves or not memory.steady:
-            why = why or "the memory shows other buffers each time"
-        elif needed > _MOST_ROOM or self._live() is not None:
-            why = why or "it is long, or another answer is not at its end"
+        if differs or memory.retrieves or not memory.steady or needed > _MOST_ROOM or self._live() is not None:
+            why = why or "it sees other buffers each time, is long, or another answer is not at its end"
         if why:
             self.graphs.how["question"] = why
             return None
@@ -65,7 +63,7 @@ class QuestionForwarder:
             return placed
 
         context = self.graphs.run("context", (), hold, told[1], at_once=True)
-        if not self.graphs.holds(context):
+        if self.graphs.how["context"] != "graph":
             return None
         if self.cache is None or self._room.capacity < needed:
             self._room = AnswerBuffer(max(_LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
@@ -75,7 +73,8 @@ class QuestionForwarder:
         self.cache.take(session.cache)
         start = told[1] if context.next_position is None else context.next_position
         given = embedded, told[:1], start.view(1)
-        logits = self.graphs.run("question", self._form, self._read, *given, at_once=self._fills)
+        form = self._room.capacity, self.cache.form
+        logits = self.graphs.run("question", form, self._read, *given, at_once=self._fills)
         reading = QuestionLogits(logits, self.cache, None, told.new_zeros(0, self._backbone.position_components))
         self._live = ref(reading)
         return reading
@@ -83,17 +82,13 @@ class QuestionForwarder:
     def decode(self, reading: QuestionLogits, token: Tensor, index: int) -> Tensor:
         """Forward the token `[1]` int64 with this index in an answer; return logits `[vocabulary]` float32."""
         if reading.cache is self.cache:
-            logits: Tensor = self.graphs.run("token", self._form, self._decode, token)
+            form = self._room.capacity, reading.cache.form
+            logits: Tensor = self.graphs.run("token", form, self._decode, token)
             return logits
         assert reading.next_position is not None
         where = self._backbone.text_positions(reading.next_position + index, 1)
         hidden = self._backbone.forward(self._backbone.embed_token(token), where, reading.cache)
         return self._backbone.logits(hidden[-1])
-
-    @property
-    def _form(self) -> Hashable:
-        assert self.cache is not None
-        return self._room.capacity, self.cache.form
 
     def _read(self, embedded: Tensor, count: Tensor, start: Tensor) -> Tensor:
         self._room.begin.zero_()

@@ -381,10 +381,9 @@ class Session:
         began = time.perf_counter()
         asked, kept = self.backbone.question_ids(question, turns, system)
         reading = self.read_question(asked, record=evidence, room=decoding.max_new_tokens)
-        found = None
-        if evidence:
-            by_graph = reading.cache.queries is None
-            found = find_evidence(self, self.read_question(asked, record=True) if by_graph else reading)
+        by_graph = reading.cache.queries is None
+        recorded = self.read_question(asked, record=True) if evidence and by_graph else reading
+        found = find_evidence(self, recorded) if evidence else None
         if firsts:
             likely = reading.logits[-1].log_softmax(-1)
             chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()

@@ -201,22 +201,16 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             _restore_layers(self.layers, self._settled, self.seen)
 
     @property
-    def form(self) -> Hashable:
+    def form(self) -> Hashable:  # type: ignore[override]
         """The sizes of what other layers hold, once it stays where it is."""
         return (self._stays, *(one.shape for one in self._settled.values())) if self._settled else None
 
     def take(self, other: Self, tokens: int = 0) -> None:
-        """Go on where a settled fork is, or so many tokens after it.
-
-        What other layers hold is copied, to where it was before if it has the same size.
-        """
+        """Go on where a settled fork is, or later. What other layers hold is copied, in place where its size stays."""
         self.seen, held = other.seen + tokens, collect_layer_tensors(other.layers)
         for name, one in held.items():
             mine = self._settled.get(name) if self._stays else None
-            if mine is None or mine.shape != one.shape:
-                held[name] = one.clone()
-            elif mine is not one:
-                held[name] = mine.copy_(one)
+            held[name] = one.clone() if mine is None or mine.shape != one.shape else mine.copy_(one)
         _restore_layers(self.layers, held, self.seen)
         self._settled, self._stays = collect_layer_tensors(self.layers), True
 
