@@ -138,7 +138,6 @@ class Session:
         """
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
-        clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
         kept = {name: one for name, one in tensors.items() if name not in attached}
         layers, recent, own = split_tensors(kept, "layers", "recent")

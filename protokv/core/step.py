@@ -104,7 +104,7 @@ def split_steps(
 
 @dataclass(frozen=True, slots=True)
 class StreamClock:
-    """Where a stream stands."""
+    """Where a stream stands. StateCorrupt: the fields contradict each other, or are beyond what a state can tell."""
 
     steps: _StreamCount  # steps watched; also the index of the next one
     stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_STREAM_COUNT)]  # at the end of the last step, 0 before the first
@@ -118,8 +118,7 @@ class StreamClock:
         """Stream time of one step."""
         return self.frames_per_step / self.fps
 
-    def check(self) -> None:
-        """Raise StateCorrupt if the fields contradict each other, or the stream is longer than a state can tell."""
+    def __post_init__(self) -> None:
         reached = max(self.steps, self.tokens_seen, self.next_position, self.stream_time_s)
         if reached >= MOST_STREAM_COUNT:
             raise StateCorrupt(f"clock: a stream that has come to {reached:g} is at the end of what a state can count")

@@ -130,7 +130,6 @@ class Cache(MemoryCache):
         on = [devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, StreamCacheLayer)]
         shape = self._shape(H, D, self.decoder.components, sink, own["sink.keys"].dtype, on)
         memory = restore_memory(self.config, shape, self.decoder.angles, own)
-        state.clock.check()
         self.steps, self._next_position = state.clock.steps, torch.tensor(state.clock.next_position)
         self.load_layers(layers, devices, state.clock.tokens_seen + sink)
         self._take_memory(memory)

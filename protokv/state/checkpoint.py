@@ -34,10 +34,9 @@ CACHE_STATE_KIND = "protokv.Cache"  # what the settings of a state say whose mak
 def make_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
     """Return the state of a session, without unused slots; arguments as `save`.
 
-    The tensors may be the live ones, so save the state before the next step. StateCorrupt if the clock is impossible.
+    The tensors may be the live ones, so save the state before the next step.
     """
     tensors, specs = session.tensors(), session.specs()
-    session.clock.check()
     attached = {name: tensor for one in session.attachments for name, tensor in one.live_tensors().items()}
     return State(
         backbone=session.backbone.identity,

@@ -130,7 +130,6 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
 
 def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]]:
     """Return the memory of a state, without a model, and all declarations. StateCorrupt, naming what makes no sense."""
-    state.clock.check()
     Transcript.of(state.tensors)
     config, shape = read_state_memory_config(state), _read_shape(state)
 

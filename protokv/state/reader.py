@@ -65,7 +65,6 @@ class StateReader:
     @cached_property
     def transcript(self) -> Transcript:
         """What was said, as the commit at `at_s` knows it."""
-        self.state.clock.check()
         return Transcript.of(self.state.tensors)
 
     def session(
@@ -147,7 +146,6 @@ def read_thumbnails(path: StatePath) -> tuple[StateHeader, list[Thumbnail]]:
     """Read the header and the small pictures of a state, and no other tensor. Raises as `load_state`."""
 
     def read(stored: StoredState) -> tuple[StateHeader, list[Thumbnail]]:
-        stored.header.clock.check()
         found = Thumbnails.read(stored.read(names=[spec.name for spec in Thumbnails.declare()]))
         return stored.header, found.all() if found else []
 

@@ -152,9 +152,7 @@ def fingerprint_video_file(path: Path) -> str:
     digest = hashlib.sha256(size.to_bytes(8, "little"))
     with path.open("rb") as file:
         if size <= _PIECES * _PIECE:
-            for begin in range(0, size, 1 << 20):
-                digest.update(file.read(min(size - begin, 1 << 20)))
-            return digest.hexdigest()
+            return hashlib.file_digest(file, lambda: digest).hexdigest()
         for i in range(_PIECES):
             file.seek((size - _PIECE) * i // (_PIECES - 1))
             digest.update(file.read(_PIECE))

@@ -132,7 +132,7 @@ def test_a_position_of_qwen3_vl_tells_the_step_that_stands_there(tmp_path: Path)
         stands = backbone.step_positions(tokens, origin=origin, start=start, index=index, time_s=2.0 * index)
         start = max(stands.highest) + 1
         places.append(stands.positions)
-    clock = StreamClock(4, 8.0, start, 0, 1.0, 2)
+    clock = StreamClock(4, 8.0, start, 4, 1.0, 2)
     for index, where in enumerate(places):
         assert ((backbone.stream_times(where, clock) / 2).floor() == index).all()
 

@@ -114,7 +114,7 @@ def test_a_low_share_is_faint_only_for_models_with_reading_layers() -> None:
 def test_a_position_tells_the_step_that_stands_there(per_second: float | None, step_s: float) -> None:
     if per_second is not None and 1 / per_second > step_s:
         pytest.skip("several steps stand at one position")
-    clock, step = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2), SimpleNamespace(grid=(2, 3), words=0)
+    clock, step = StreamClock(100, 100 * step_s, 0, 100, 2 / step_s, 2), SimpleNamespace(grid=(2, 3), words=0)
     model: Any = SimpleNamespace(_tokens_per_second=per_second, device=torch.device("cpu"), prefix_ids=[0] * 5)
     model.time_within = partial(GridBackbone.time_within, model)
     for index in range(100):
