@@ -121,12 +121,12 @@ def has_flash(device: torch.device) -> bool:
 
 def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
     """Call torch's fused CPU kernel. It reads the mask in place, broadcast by a stride of 0."""
-    # With one query the calls themselves cost much, so views are made in the cheapest way.
-    masks = None if mask is None else mask.expand(query.shape[0], query.shape[1], -1).unsqueeze(0)
+    # With few queries the calls themselves cost much, so views are made in the cheapest way.
+    masks = None if mask is None else mask.expand(1, query.shape[0], query.shape[1], -1)
     out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
-        query.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=masks, scale=scaling
+        query[None], keys[None], values[None], attn_mask=masks, scale=scaling
     )
-    return out.squeeze(0), lse.squeeze(0)
+    return out[0], lse[0]
 
 
 def _efficient(

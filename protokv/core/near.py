@@ -119,7 +119,7 @@ class WindowMove:
 class NearWindow(StateTensors):
     """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `ExactTokens`, of the slots.
 
-    A step is `plan` and `tell`, on the host, and `write`, on the device. What the device does depends on the sizes of the
+    A step is `plan` and `tell`, on the host, and `write`, on the device. What that does depends on the sizes of the
     last `WindowMove` alone; where the ring begins, and which step it is, it reads from `told`.
     """
 

@@ -97,9 +97,11 @@ def split_steps(
 
     `places` are positions `[T, P]` and coordinates `[T, 2]` of each step, and how many of its last tokens are words.
     """
-    kv = (torch.split(part, [len(positions) for positions, *_ in places], 2) for part in (keys, values))
-    for index, (own_keys, own_values, (positions, coordinates, words)) in enumerate(zip(*kv, places, strict=True)):
-        yield StepKV(own_keys, own_values, positions, coordinates, first + index, words=words)
+    begin = 0
+    for index, (positions, coordinates, words) in enumerate(places, first):
+        own_keys, own_values = (part.narrow(2, begin, len(positions)) for part in (keys, values))
+        begin += len(positions)
+        yield StepKV(own_keys, own_values, positions, coordinates, index, words=words)
 
 
 @dataclass(frozen=True, slots=True)
