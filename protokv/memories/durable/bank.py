@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -131,13 +132,11 @@ class QuantizedBank(DurableBank):
         self._exponents.index_copy_(0, rows, exponents)
         return scale_codes(codes, powers)
 
-    def show(self, layers: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return what attention reads of some layers: keys rotated to their anchors, and values, `[l, H, K, D]`."""
-        codes, exponents, anchors = self._held[0][layers], self._held[1][layers], self.position[layers]
-        shown = torch.empty(2, *self.key_codes[layers].shape, dtype=dtype, device=codes.device)
-        for some in chunk_rows(codes.shape[-2], _ROWS, codes.device):
-            part = (..., some, slice(None))
+    def show(self, layers: slice, rotary: Rotary, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what attention reads of some layers: keys rotated to their anchors, and values, `[l, H, n, D]`, of some
+        prototypes after others."""
+        codes, exponents = self._held
+        for some in chunk_rows(codes.shape[2], _ROWS, codes.device):
+            part = layers, slice(None), some
             keys, values = dequantize_vectors(codes[part], exponents[part]).chunk(2, -1)
-            shown[0][part] = rotate(keys, *rotary(anchors[part].long()))
-            shown[1][part] = values
-        return shown[0], shown[1]
+            yield rotate(keys, *rotary(self.position[part].long())).to(dtype), values.to(dtype)

@@ -17,7 +17,7 @@ from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
-from protokv.memories.durable.quantized import DecodedContext
+from protokv.memories.durable.quantized import DecodedContext, insert_slots
 from protokv.memories.durable.repeats import RepeatWeights, find_repeats
 from protokv.memories.durable.rule import DurableRule
 from protokv.memories.durable.settings import DurableConfig
@@ -148,24 +148,19 @@ class DurableMemory(PrototypeMemory):
         far = slice(begin, slots.near.start + K)
         if not self._decodes:
             return replace(exact, far=far)
-        bias = _insert(slots.bias, begin, torch.cat([self._compute_bias(bank.mass) for bank in banks], 2))
+        bias = insert_slots(slots.bias, begin, [self._compute_bias(bank.mass) for bank in banks])
 
-        def decode(layers: slice) -> tuple[Tensor, Tensor]:
-            shown = [bank.show(layers, self._rotary, slots.keys.dtype) for bank in banks]  # type: ignore[attr-defined]
-            keys, values = shown[0] if len(banks) == 1 else (torch.cat(some, -2) for some in zip(*shown, strict=True))
-            return keys, values
+        def decode(layers: slice) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+            dtype = slots.keys.dtype
+            shown = [part for bank in banks for part in bank.show(layers, self._rotary, dtype)]  # type: ignore[attr-defined]
+            return [keys for keys, _ in shown], [values for _, values in shown]
 
         numbers = slots.keys.shape[1] * K * self._shape.head_size
         if len(slots.keys) * numbers <= _DECODED_AT_ONCE:
             pairs = zip((slots.keys, slots.values), decode(slice(None)), strict=True)
-            keys, values = (_insert(held, begin, shown) for held, shown in pairs)
+            keys, values = (insert_slots(held, begin, shown) for held, shown in pairs)
             return SlotContext(keys, values, bias, far, exact.positions)
         return DecodedContext(slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode)
-
-
-def _insert(held: Tensor, at: int, more: Tensor) -> Tensor:
-    """Return `held` `[L, H, N, ...]` with `more` inserted at slot `at`."""
-    return torch.cat((held[:, :, :at], more, held[:, :, at:]), 2)
 
 
 DurableConfig.memory = DurableMemory

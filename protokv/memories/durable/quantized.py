@@ -12,7 +12,7 @@ with the centre, and all of its numbers would be rounded again. `samples/studies
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,7 +81,8 @@ class DecodedContext(SlotContext):
     """`N` slots `[sink | far | near]`; `keys` and `values` lack the first `decoded` far ones."""
 
     decoded: int  # F, far slots that are decoded
-    decode: Callable[[slice], tuple[Tensor, Tensor]]  # returns `[l, H, F, D]`, model dtype, of some layers' far slots
+    # returns keys and values, each in parts `[l, H, n, D]`, model dtype, of the decoded slots of some layers
+    decode: Callable[[slice], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
     def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return slots of a layer; nothing is decoded unless there are decoded ones among them."""
@@ -89,7 +90,12 @@ class DecodedContext(SlotContext):
         if (part.start or 0) >= far.start + self.decoded:
             exact = slice(part.start - self.decoded, None if part.stop is None else part.stop - self.decoded)
             return self.keys[layer][:, exact], self.values[layer][:, exact]
-        shown = (one[0] for one in self.decode(slice(layer, layer + 1)))
-        pairs = zip((self.keys[layer], self.values[layer]), shown, strict=True)
-        keys, values = (torch.cat((held[:, : far.start], new, held[:, far.start :]), 1)[:, part] for held, new in pairs)
+        some = slice(layer, layer + 1)
+        pairs = zip((self.keys[some], self.values[some]), self.decode(some), strict=True)
+        keys, values = (insert_slots(held, far.start, shown)[0, :, part] for held, shown in pairs)
         return keys, values
+
+
+def insert_slots(held: Tensor, at: int, parts: Sequence[Tensor]) -> Tensor:
+    """Return `held` `[L, H, N, ...]` with parts `[L, H, n, ...]`, one after the other, inserted at slot `at`."""
+    return torch.cat((held[:, :, :at], *parts, held[:, :, at:]), 2)
