@@ -30,14 +30,14 @@ class _InspectFlags(Flags, panel="What to show"):
 
     target: str | None = option("--output -o PATH", "Write the state again, in the form that the suffix names.")
     force: bool = option("--force", "Let --output replace any file.")
-    verify: bool | None = option("--verify/--no-verify", "List all checks; or check not even bytes.")
+    verify: bool = option("--verify/--no-verify", "Check that every byte is as it was saved.", default=True)
     layers: bool = option("--layers", "Add constants, bytes, bank and codebooks of every layer.")
     words: bool = option("--words", "Show what was said, as the state knows it, with times.")
     at: str | None = option("--at TIME", "Show the newest kept commit not after this stream time.")
 
     def refuse_contradictions(self, state: str, other: str | None, many: bool) -> None:
         """Refuse options that do not go together. ConfigError."""
-        chosen = {"a second state": other, "--output": self.target, "--verify": self.verify, "--words": self.words}
+        chosen = {"a second state": other, "--output": self.target, "--words": self.words}
         modes = [name for name, value in chosen.items() if value]
         more = {"--layers": self.layers and self.words, "--at": self.at and (other or self.target)}
         together = [*modes, *(name for name, clashes in more.items() if clashes)]
@@ -85,14 +85,13 @@ def _read_document(out: Output, state: str, other: str | None, flags: _InspectFl
     from protokv.state.describe import compare_states, convert_state, describe_state
     from protokv.state.reader import StateReader
 
-    digests = flags.verify is not False
     if other is not None:
-        found = compare_states(*(StateReader.open(one, verify=digests).state for one in (state, other)))
+        found = compare_states(*(StateReader.open(one, verify=flags.verify).state for one in (state, other)))
         return {"states": [state, other], **found}
     if flags.target is not None:
-        return convert_state(state, flags.target, overwrite=flags.force, digests=digests)
-    at_s = None if flags.at is None else open_commit_at(state, flags.at, digests).at_s
-    document = describe_state(state, at_s=at_s, digests=digests, values=flags.verify is True)
+        return convert_state(state, flags.target, overwrite=flags.force, digests=flags.verify)
+    at_s = None if flags.at is None else open_commit_at(state, flags.at, flags.verify).at_s
+    document = describe_state(state, at_s=at_s, digests=flags.verify)
     show_commit_note(out, document["stream"]["duration_s"], at_s)
     return document
 
@@ -101,7 +100,7 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     """Show what was said, a line for each step with words."""
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
-    reader = open_commit_at(state, flags.at, flags.verify is not False)
+    reader = open_commit_at(state, flags.at, flags.verify)
     lines, record = reader.transcript.lines, read_recorded_subtitles(reader.state.source)
     show_commit_note(out, reader.state.clock.stream_time_s, reader.at_s)
     if lost := record.get("lost"):
@@ -124,8 +123,6 @@ def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableT
         yield from _summary_tables(d)
         if layers:
             yield from _inner_tables(d)
-        if "verified" in d:
-            yield tabulate_fields(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
 
 
 def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
@@ -178,8 +175,6 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
 def _describe_damage(d: Row) -> str:
     """Return whether every source and the state itself are whole."""
     state = "every byte is the one that was saved" if d["digests"] else "not checked"
-    if "verified" in d:
-        state = "all that must hold in a state was checked"
     damage = [one["damage"]["message"] for one in d["stream"]["sources"] if one["damage"]]
     return f"damaged: {'; '.join(damage)}; the state itself: {state}" if damage else f"yes: {state}"
 

@@ -34,12 +34,10 @@ from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
 
-def describe_state(
-    path: StatePath, *, at_s: float | None = None, digests: bool = True, values: bool = False
-) -> dict[str, Any]:
+def describe_state(path: StatePath, *, at_s: float | None = None, digests: bool = True) -> dict[str, Any]:
     """Return the JSON document of a state, or of its newest kept commit not after `at_s`. StateError.
 
-    `digests` verifies the digests of the tensors; `values` lists the checks under `verified`, and checks the budget.
+    `digests` verifies the digests of the tensors.
     """
     reader = StateReader.open(path, at_s=at_s, verify=digests)
     state = reader.state
@@ -99,24 +97,7 @@ def describe_state(
         else None,
         **memory.report(),
         **read_layer_kinds(layers),
-        **({"verified": _list_checks(state, config, memory)} if values else {}),
     }
-
-
-def _list_checks(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
-    """Return a line for each check that a loaded state has passed. StateCorrupt if it uses more than its budget."""
-    size = sum(tensor.nbytes for tensor in state.tensors.values())
-    lines = [
-        f"bytes: the digests of the header and of {len(state.tensors)} tensors, {size} bytes",
-        f"memory: names, shapes, dtypes and indices of the memory {config.name}",
-        "clock: steps, tokens and stream time agree",
-    ]
-    if memory.bounded:
-        used = memory.context().visible_tokens() - state.tensors["sink.keys"].shape[2]
-        if used > config.budget:
-            raise StateCorrupt(f"state: {used} slots are in use, the budget is {config.budget}")
-        lines.append(f"budget: at most {used} of {config.budget} slots of a head in use")
-    return lines
 
 
 def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | None]:

@@ -98,7 +98,7 @@ def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(model: Any, 
     (question,) = texts(1, 7, seed=2)
     before = answer(model, cache.question({"input_ids": question}))
     cache.save(tmp_path / "one.safetensors")
-    found = describe_state(tmp_path / "one.safetensors", values=True)
+    found = describe_state(tmp_path / "one.safetensors")
     assert found["stream"]["tokens_seen"] == 298
     assert len(found.get("layer_kinds", cache.layers)) == len(cache.layers)
     again = protokv.Cache.load(tmp_path / "one.safetensors", model)

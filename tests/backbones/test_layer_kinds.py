@@ -90,7 +90,7 @@ def test_what_is_carried_has_one_size_and_goes_on_to_the_bit(model: tuple[Backbo
 
 def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
     protokv.save(windowed(model[0], 1), tmp_path / "state.safetensors")
-    found = describe_state(tmp_path / "state.safetensors", values=True)
+    found = describe_state(tmp_path / "state.safetensors")
     kinds = [kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types]
     assert [row["kind"] for row in found["layer_kinds"]] == kinds
     assert found["bytes"]["layers"] > 8 * len(kinds)

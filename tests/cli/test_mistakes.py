@@ -61,7 +61,6 @@ MISTAKES = [
     ("query VIDEO 'what ?'", ExitCode.USAGE, "watch it first: protokv ingest"),
     ("query s.safetensors 'what ?' --model ./absent-model", ExitCode.NOT_FOUND, "absent-model"),
     ("inspect s.safetensors s.safetensors -o b.pt", ExitCode.USAGE, ""),
-    ("inspect s.safetensors -o b.pt --verify", ExitCode.USAGE, ""),
     ("inspect states -o b.zarr", ExitCode.USAGE, "holds many states"),
     ("serve absent", ExitCode.NOT_FOUND, "there is no folder absent"),
     ("serve . --host 0.0.0.0", ExitCode.USAGE, "PROTOKV_TOKEN"),

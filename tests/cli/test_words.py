@@ -79,7 +79,7 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
     assert (without.code, without.out, "no words: the video had none" in without.err) == (ExitCode.DONE, "", True)
     monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
-    for more in (["--verify"], ["--layers"], ["-o", "other.zarr"]):
+    for more in (["--layers"], ["-o", "other.zarr"]):
         assert protokv("inspect", talk, "--words", *more).code == ExitCode.USAGE, more
     assert protokv("inspect", protokv.folder, "--words").code == ExitCode.USAGE
 

@@ -73,7 +73,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_one_line(
     saved: Path, tmp_path: Path
 ) -> None:
-    times_s = describe_state(saved, values=True)["thumbnails"]["times_s"]
+    times_s = describe_state(saved)["thumbnails"]["times_s"]
     assert (times_s[0], times_s[-1]) == (0.0, 39.0)
     assert 9 <= len(times_s) <= 17
     tensors, path = load_state(saved).tensors, tmp_path / "hostile.safetensors"
