@@ -127,7 +127,7 @@ class DurableRule(BankRule):
         rows = torch.cat((tokens.mass[:, None], limits.step.expand(T, 1), tokens.positions), 1)
         # What has no mass has no step and no position.
         rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
-        # What is read for a head stays in a CPU's cache until it is written. Elsewhere a part costs launches of its own.
+        # What is read for a head stays in a CPU's cache until it is written. On a device a part costs launches.
         with_all = (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
         for heads in self._parts(B, max((C + T) ** 2, with_all)):
             self._take_in_(heads, centers[heads], rows[heads], limits.at(heads), C)
