@@ -67,7 +67,8 @@ class SmolVLM(TransformersBackbone):
         """Run frames through tower and connector; they do not see each other there."""
         vision, pixels = self._vision, self._join_pixels(steps)
         # Frames have no padding. Left alone, the tower looks for it, and the host waits for what it finds.
-        whole = torch.ones_like(pixels[:, 0, :: vision.patch_size, :: vision.patch_size], dtype=torch.bool)
+        sides = (side // vision.patch_size for side in pixels.shape[2:])
+        whole = torch.ones(len(pixels), *sides, dtype=torch.bool, device=pixels.device)
         patches = vision.embeddings(pixel_values=pixels, patch_attention_mask=whole)
         seen = vision.encoder(inputs_embeds=patches, attention_mask=None).last_hidden_state
         return list(self._connector(vision.post_layernorm(seen)))

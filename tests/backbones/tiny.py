@@ -161,7 +161,7 @@ def write_qwen2_vl(folder: Path) -> Path:
 
 
 def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
-    tower: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": heads * HEAD_SIZE}
+    tower: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 20, "out_hidden_size": heads * HEAD_SIZE}
     tower |= {"tokens_per_second": 2, "window_size": 56, "fullatt_block_indexes": [1]}
     return write_qwen(folder, "Qwen2_5_VL", tower, heads, kv_heads)
 
