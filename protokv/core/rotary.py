@@ -7,21 +7,16 @@ position and rate in float32, so its angle at position 65,536 is off by up to 2*
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import tau
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from protokv.core.arrays import chunk_rows
 
-
-class Rotary(Protocol):
-    """The rotary embedding of a model: positions `[..., P]` int64 -> (cos, sin), each `[..., R]` float32, `R <= D`."""
-
-    def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the angles of the positions."""
+Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""The rotary embedding of a model: positions `[..., P]` int64 to cos and sin, each `[..., R]` float32, `R <= D`."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

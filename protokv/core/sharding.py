@@ -138,8 +138,6 @@ class LayerShards(Memory):
 
 @dataclass(frozen=True, slots=True)
 class _ShardedContext(Context):
-    """The contexts of runs of layers."""
-
     runs: Sequence[MemoryShape]
     parts: Sequence[Context]
 

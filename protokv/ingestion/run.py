@@ -135,7 +135,6 @@ def _open_source(source: _AnySource, options: IngestOptions, opened: ExitStack) 
 def _start(
     path: StatePath, video: Source, subtitles: Subtitles, options: IngestOptions, timings: Timings | None
 ) -> RunSetup:
-    """Start a session, or continue the one of the state at `path`."""
     state = None
     with suppress(StateNotFound):
         state = None if options.overwrite else load_state(path)

@@ -207,6 +207,5 @@ def replay_stream(
 
 
 def _synchronise(session: Session) -> None:
-    """Wait until the device has done its work."""
     if session.backbone.device.type == "cuda":
         torch.cuda.synchronize(session.backbone.device)

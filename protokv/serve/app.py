@@ -260,6 +260,5 @@ def _describe(error: Exception) -> dict[str, Any]:
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    """Answer for an error in the form of OpenAI."""
     headers = error.headers if isinstance(error, HTTPException) else None
     return JSONResponse({"error": _describe(error)}, _explain(error)[1], headers)

@@ -88,7 +88,6 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 
 def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
-    """Return how to choose tokens. ConfigError."""
     return replace(
         published,
         max_new_tokens=int(min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), _MOST_ANSWER_TOKENS)),
@@ -207,7 +206,6 @@ def _extras(answer: Answer) -> dict[str, Any]:
 
 
 def _event(data: Mapping[str, Any]) -> str:
-    """Return a server-sent event."""
     return f"data: {json.dumps(data)}\n\n"
 
 

@@ -127,7 +127,6 @@ def _hidden(target: Path, kind: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -92,8 +92,6 @@ def _identity(header: StateHeader) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What of a record is shown."""
-
     name: str | None = None
     decoder: str | None = None
     decoders: dict[str, int] = field(default_factory=dict)

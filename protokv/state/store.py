@@ -273,7 +273,6 @@ def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
 
 @contextmanager
 def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
-    """Turn an error of the store into a StateError."""
     try:
         with explain_bucket_errors(os.fspath(address), doing):
             yield
@@ -285,7 +284,6 @@ def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
 
 
 def _name_kept(header: StateHeader) -> str:
-    """Return what the name of a kept commit with this header ends in."""
     return f"@{header.clock.stream_time_s:010.3f}s"
 
 

@@ -152,7 +152,6 @@ class AVSource(Source):
         self.info = info
 
     def _packets(self, container: Any, stream: Any, losses: FrameLosses) -> Iterator[Any]:
-        """Give the packets of the pictures."""
         failed, demux = 0, container.demux(stream)
         while not self._should_stop():
             try:
@@ -230,7 +229,6 @@ class AVSource(Source):
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> SourceUnreadable:
-        """Turn an error of PyAV into an error for users."""
         name = address.redact_source(self.source)
         why = f"{name} cannot be read: {explain_ffmpeg_error(error)}"
         return SourceUnreadable(why, hint="the file is damaged; copy or repair it")

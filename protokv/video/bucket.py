@@ -78,7 +78,6 @@ def list_by_prefix(address: str) -> Iterator[str]:
 
 
 def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the path of every object of a folder, and its address."""
     store, rest = open_bucket(address)
     with explain_bucket_errors(address):
         for batch in store.list(folder or None, offset=offset):

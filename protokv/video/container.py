@@ -121,7 +121,6 @@ def open_container(
 
 
 def _choose_options(kind: str, max_pixels: int, timeout_s: float, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return FFmpeg's options for an address."""
     plain = kind.removesuffix("s")
     options = {"max_pixels": str(max_pixels), "analyzeduration": _ANALYSE_US, **_OPTIONS.get(plain, {})}
     options["protocol_whitelist"] = _PROTOCOLS.get(plain, "file")
@@ -142,7 +141,6 @@ def _name_device(text: str, kind: str) -> str:
 
 
 def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None) -> ProtoKVError:
-    """Return the error for users of a source of this kind that could not be opened."""
     name, hint = address.name_source(text), _HINTS.get(kind, _HINT)
     why = explain_ffmpeg_error(error, None if kind == "file" else timeout_s)
     if kind == "file" and isinstance(error, av.error.ArgumentError):
