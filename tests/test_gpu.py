@@ -17,6 +17,7 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+from tests.backbones.tiny import BUILDERS
 from tests.conftest import watched
 from tests.oracles import attention as plain
 from tests.stub_backbone import StubBackbone
@@ -73,12 +74,20 @@ def refuse(*_: Any) -> Any:
     raise RuntimeError("no graphs")
 
 
-@pytest.mark.parametrize("kind", ["sliding-window", "durable"])
-def test_graphs_of_cuda_give_what_the_calls_give(kind: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *(("qwen2_5_vl", kind) for kind in ("sliding-window", "durable", "infinipot-v", "hermes")),
+        *((family, "durable") for family in ("qwen3_vl", "qwen3_5", "smolvlm")),
+    ],
+)
+def test_graphs_of_cuda_give_what_the_calls_give(
+    family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, folder = [], str(BUILDERS[family](tmp_path))
     for capture in (graphs._capture, refuse):
         monkeypatch.setattr(graphs, "_capture", capture)
-        backbone = load_backbone(str(tiny_folder), device="cuda", dtype="float32")
+        backbone = load_backbone(folder, device="cuda", dtype="float32")
         session = watched(backbone, MemoryConfig.of(kind, budget=48), range(30))
         answers = [session.ask(QUESTION, Decoding(9, temperature=0)).text for _ in range(3)]
         used = (backbone.graphs, session._graphs, session._reader.graphs, session.memory.graphs)
