@@ -64,7 +64,9 @@ def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions
     for index in range(steps - 2):
         places = backbone.step_positions(backbone.step, origin=14, start=14, index=index, time_s=index).positions
         session.memory.append(StepKV(keys + index % 7, keys, places, torch.rand(T, 2), index))
-    session.clock = replace(session.clock, steps=steps - 2, next_position=14 + steps)
+    session.clock = replace(
+        session.clock, steps=steps - 2, stream_time_s=steps - 2.0, next_position=14 + steps, tokens_seen=T * (steps - 2)
+    )
     for _ in range(2):
         watch(session)
     return session
