@@ -23,10 +23,8 @@ from protokv.state.store import StatePath, find_store
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
-ATTACHED_TENSORS = (
-    *Thumbnails.declare(),
-    *Transcript.declare(),
-)  # the tensors that any state may have besides its memory
+# The tensors that any state may have besides its memory.
+ATTACHED_TENSORS = (*Thumbnails.declare(), *Transcript.declare())
 
 CACHE_STATE_KIND = "protokv.Cache"  # what the settings of a state say whose maker was a cache, not a session
 

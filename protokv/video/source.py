@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,11 +95,10 @@ class SourceDamage:
     @classmethod
     def from_dict(cls, data: object) -> SourceDamage:
         """Invert `to_dict`; give no damage if `data` is no such record."""
-        record = data if isinstance(data, dict) else {}
-        kinds = {"frames_lost": int, "frames_damaged": int, "lost_from_s": float}
-        known = {name: record[name] for name, kind in kinds.items() if type(record.get(name)) is kind}
-        found = cls(**known, message=str(record.get("message") or "damaged"))
-        return cls() if found.ok else found
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError:
+            return cls()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, with `ok`."""
