@@ -67,15 +67,15 @@ class AttentionMasks:
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None]] = {}
 
-    def __call__(
-        self, mask: Tensor | None, queries: int, tokens: int, groups: int, device: torch.device
-    ) -> Tensor | None:
-        """Return a mask for `attend`, for the `groups` query heads of a KV head.
+    def __call__(self, mask: Tensor | None, query: Tensor, keys: Tensor) -> Tensor | None:
+        """Return a mask for `attend` with these query and local keys.
 
         `mask` is `[queries, tokens]` bool, True where a token is seen, or float, added to the logits; None is causal.
         """
-        if queries == 1 and mask is None:
+        if mask is None and query.shape[1] == 1:
             return None
+        (heads, queries, _), (H, tokens, _), device = query.shape, keys.shape, query.device
+        groups = heads // H
         wanted = (queries, tokens, groups, None if mask is None else mask.data_ptr(), device)
         if wanted not in self._made:
             if mask is None:
@@ -86,7 +86,7 @@ class AttentionMasks:
                 made = mask.float().repeat(groups, 1)[None]
             # Masks of earlier forwards are not needed again. The mask is held, so that no other has its address.
             self._made = {key: held for key, held in self._made.items() if key[:-1] == wanted[:-1]}
-            self._made[wanted] = mask, made
+            self._made[wanted] = mask, None if made is None else kernels.fit_mask(made, query)
         return self._made[wanted][1]
 
 
@@ -222,9 +222,7 @@ class TokenCache:
             if self.queries is not None:
                 self.queries.append(query)
             layer._segments = self.context.at(layer.number, query)
-        heads, T, _ = query.shape
-        mask = mask if layer.room is None else layer.room.mask
-        mask = self.masks(mask, T, keys.shape[1], heads // keys.shape[0], query.device)
+        mask = self.masks(mask if layer.room is None else layer.room.mask, query, keys)
         return attend(query, layer._segments, (keys, values), scaling, mask)
 
     def to_halves(self, x: Tensor) -> Tensor:

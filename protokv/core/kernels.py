@@ -129,15 +129,20 @@ def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scali
     return out[0], lse[0]
 
 
+def fit_mask(mask: Tensor, query: Tensor) -> Tensor:
+    """Return a mask as the kernel of CUDA takes it, in the dtype of the query and in aligned rows; others as it is."""
+    if query.device.type != "cuda" or (mask.dtype == query.dtype and mask.stride(-2) % 16 == 0):
+        return mask
+    N = mask.shape[-1]
+    return functional.pad(mask.to(query.dtype), (0, -N % 16))[..., :N]
+
+
 def _efficient(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Call CUDA's memory-efficient kernel. It needs masks in the dtype of the query, and aligned rows."""
+    """Call CUDA's memory-efficient kernel."""
     H, M, N = query.shape[0], query.shape[1], keys.shape[1]
-    masks = None
-    if mask is not None:
-        aligned = functional.pad(mask.to(query.dtype), (0, -N % 16))
-        masks = aligned[..., :N].expand(H, M, N)[None]
+    masks = None if mask is None else fit_mask(mask, query).expand(H, M, N)[None]
     out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query[None], keys[None], values[None], masks, True, scale=scaling
     )
