@@ -247,4 +247,5 @@ def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
         hint = f"{similar} names look like Qwen/Qwen2.5-VL-7B-Instruct".strip()
         return ModelError, "it is neither a folder nor a name on the hub", hint
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ModelError, line, "check the name or folder, and download the model again if its files are damaged"
+    mend = "check the name or folder, and download the model again if its files are damaged"
+    return ModelError, line, "install the package that it names" if isinstance(error, ImportError) else mend

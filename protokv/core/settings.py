@@ -207,10 +207,10 @@ def _check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | N
         expected = f"one of {', '.join(map(str, get_args(kind)))}"
     elif get_origin(kind) is tuple:
         right = isinstance(value, tuple) and tuple(map(type, value)) == get_args(kind)
-        expected = "two whole numbers"
+        expected = "two whole numbers, such as 1:3"
     else:
         right = type(value) is kind or (kind is float and type(value) is int)
-        expected = kind.__name__
+        expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
     if right and span:
         low, high = span
         # Written so that NaN is refused as well.

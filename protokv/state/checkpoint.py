@@ -106,9 +106,9 @@ def check_state_fits(header: StateHeader, identity: BackboneIdentity) -> None:
     for name in ("family", "config_hash", "dtype", "weights_digest"):
         saved, ours = getattr(header.backbone, name), getattr(identity, name)
         if saved != ours:
-            why = f"the state does not fit: its backbone.{name} is {saved!r}, here it is {ours!r}"
-            hint = f"the state was made with the model {header.backbone.name}; load that one, or make a new state"
-            raise StateMismatch(why, hint=hint)
+            why = f"the state does not fit: its backbone.{name} is {saved[:24]!r}, here it is {ours[:24]!r}"
+            made = f"{header.backbone.name} in {header.backbone.dtype}"
+            raise StateMismatch(why, hint=f"it was made with {made}; load that one, or make a new state")
 
 
 def load_recorded_backbone(

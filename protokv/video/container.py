@@ -12,9 +12,11 @@ import errno
 import math
 import os
 import select
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import av
 
@@ -164,6 +166,9 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
             return SourceNotFound(f"nothing answers at {name}: {why}", hint=hint)
         case OSError(errno=errno.EIO) if kind == "screen":
             why = f"no X display answers at {_name_device(text, kind)}"
+        case OSError(errno=errno.EIO) if _has_unknown_host(text):
+            hint = "check the name of the host; --give-up 5m waits for it"
+            return SourceNotFound(f"nothing answers at {name}: its host is not known", hint=hint)
         case av.error.ArgumentError():
             why += " (or it gives text, or a list of files)"
         case av.error.InvalidDataError() if kind == "rtp":
@@ -173,6 +178,13 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
             hint = "Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; pipe others in"
             return ConfigError(why, hint=hint)
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
+
+
+def _has_unknown_host(text: str) -> bool:
+    try:
+        return bool(host := urlsplit(text).hostname) and not socket.getaddrinfo(host, None)
+    except OSError:
+        return True
 
 
 def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
