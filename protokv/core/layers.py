@@ -72,5 +72,5 @@ def clean_layer_tensors(held: Mapping[str, Tensor], before: Mapping[str, Tensor]
             settled[name] = one.masked_fill(~small.all(2, keepdim=True), 0)
         else:
             # It cannot drop single tokens, so it is again as it was before the forward.
-            settled[name] = torch.where(small.all(), one, before.get(name, torch.zeros_like(one)))
+            settled[name] = torch.where(small.all(), one, before.get(name, 0))
     return settled
