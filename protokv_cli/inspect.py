@@ -164,7 +164,7 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
         gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-_ROWS_SHOWN:]]
-        yield tabulate_fields({**live, "gaps": []}, title="live")
+        yield tabulate_fields({**live, "gaps": [], "lost_s": None, "lost_in_all_s": live["lost_s"]}, title="live")
         if gaps:
             yield tabulate_rows(["gap", "from_s", "to_s", "why"], gaps)
     if answers := stream["answers"][-_ROWS_SHOWN:]:

@@ -102,11 +102,13 @@ def describe_state(path: StatePath, *, at_s: float | None = None, digests: bool 
 
 def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | None]:
     """Return how many of the last tokens are kept exactly, and from which stream time on; None if unknown."""
-    step = state.tensors.get("near.step")
+    step, clock = state.tensors.get("near.step"), state.clock
     if step is None:
-        return (None, None) if memory.bounded else (state.clock.tokens_seen, 0.0)
+        return (None, None) if memory.bounded else (clock.tokens_seen, 0.0)
     exact = step[step >= 0]
-    return len(exact), float(exact.min()) * state.clock.step_seconds if len(exact) else state.clock.stream_time_s
+    # Counted from the end: there may be gaps before.
+    steps = clock.steps - int(exact.min()) if len(exact) else 0
+    return len(exact), clock.stream_time_s - steps * clock.step_seconds
 
 
 def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]]:
