@@ -188,7 +188,8 @@ def _describe_kept(d: Row) -> str:
     if exact >= stream["tokens_seen"]:
         return f"all {seen}, exactly"
     latest = f"{seen}: the last {exact:,} exactly (from {format_time(stream['exact_from_s'])})"
-    older = f"older ones as {min(memory['prototypes'], stream['tokens_seen'] - exact):,} prototypes"
+    merged = stream["tokens_seen"] - exact - d.get("words_tokens_in_use", 0)
+    older = f"older ones as {min(memory['prototypes'], merged):,} prototypes"
     if "words_prototypes" in d:
         latest += f" and {d['words_tokens_in_use']:,} of words"
         older += f" and {d['words_prototypes']:,} of words"

@@ -142,8 +142,9 @@ def test_a_run_in_parts_hears_what_a_whole_run_hears(video: Path, tiny: Backbone
     assert parts.read_bytes() == whole.read_bytes()
     session = protokv.load(whole, tiny)
     assert [line.text for line in session.transcript.lines] == ["a track"]
-    in_use = int((session.tensors()["words.near.step"] >= 0).sum())
-    assert in_use == session.memory.report()["words_tokens_in_use"] > 0
+    in_use, report = int((session.tensors()["words.near.step"] >= 0).sum()), session.memory.report()
+    assert in_use == report["words_tokens_in_use"] > 0
+    assert report["words_prototypes"] == 0, "in use, not room"
 
 
 def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: Backbone, tmp_path: Path) -> None:

@@ -89,14 +89,14 @@ class DurableMemory(PrototypeMemory):
         self._words.seen += step.words
 
     def report(self) -> dict[str, Any]:
-        """Return the report of pictures, how many words are held exactly, and the prototypes of words."""
+        """Return the report of pictures, how many words are held exactly, and their prototypes in use, at most."""
         found = super().report()
         if self._words is not None:
             words = self._words.memory
             of_words = words.report()
             found["tokens_dropped"] += of_words["tokens_dropped"]
             found["words_tokens_in_use"] = of_words["near_tokens_in_use"]
-            found["words_prototypes"] = words._config.prototypes
+            found["words_prototypes"] = int((words._bank.mass > 0).sum(2).max())
         return found
 
     def nbytes(self) -> dict[str, int]:
