@@ -99,8 +99,9 @@ def split_steps(
     """
     begin = 0
     for index, (positions, coordinates, words) in enumerate(places, first):
-        own_keys, own_values = (part.narrow(2, begin, len(positions)) for part in (keys, values))
-        begin += len(positions)
+        tokens = len(positions)
+        own_keys, own_values = (part.narrow(2, begin, tokens) for part in (keys, values))
+        begin += tokens
         yield StepKV(own_keys, own_values, positions, coordinates, index, words=words)
 
 
