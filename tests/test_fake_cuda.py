@@ -11,6 +11,7 @@ import torch
 
 import protokv
 from protokv.backbones import load_backbone
+from protokv.backbones.loading import use_fast_kernels
 from protokv.core import arrays
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
@@ -53,7 +54,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         folder = str(BUILDERS[family](tmp_path_factory.mktemp(family)))
         with fake_cuda():
             there = load_backbone(folder, device="cuda:0", dtype=dtype)
-        return load_backbone(folder, device="cpu", dtype=dtype), there
+        here = load_backbone(folder, device="cpu", dtype=dtype)
+        if dtype == "bfloat16":
+            use_fast_kernels(here._model)  # type: ignore[attr-defined]
+        return here, there
 
     return load
 

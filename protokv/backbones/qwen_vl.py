@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
-from protokv.backbones.towers import make_tower_inputs, pad_mlp_weights, supports_varlen, use_varlen_attention
+from protokv.backbones.towers import make_tower_inputs, supports_varlen, use_varlen_attention
 from protokv.core.backbone import PreparedStep
 
 
@@ -36,8 +36,6 @@ class QwenVL(GridBackbone, TransformersBackbone):
         self._told: dict[tuple[tuple[int, int], ...], dict[str, Any]] = {}
         self.frames_per_step = self._pixels.temporal_patch_size
         self.settings = self._pixels.settings(self.default_fps)
-        if supports_varlen(model.model.visual, self.device, self.dtype) and not self.why_eager:
-            pad_mlp_weights(model.model.visual)
         # Qwen2-VL has one position per temporal patch, Qwen2.5-VL positions per second.
         self._tokens_per_second: float | None = getattr(model.config.vision_config, "tokens_per_second", None)
 

@@ -2,8 +2,7 @@
 
 Left alone, a tower works it out on the device and waits for it in every layer; then no graph can hold it. Attention
 within windows is one call a window, and in half precision on a device one call for all of them here: torch's own flash
-attention takes parts of a sequence. Qwen2.5-VL has 3,420 hidden features, and a product of such a
-size takes a slower kernel.
+attention takes parts of a sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import AttentionInterface, vision_utils
 
 from protokv.core import kernels
@@ -27,17 +25,6 @@ def supports_varlen(tower: Any, device: torch.device, dtype: torch.dtype) -> boo
     """Return whether a tower can attend in all parts of a sequence by one call."""
     size = tower.blocks[0].attn.head_dim
     return kernels.uses_bias_columns(size, dtype, device) and kernels.has_flash(device)
-
-
-def pad_mlp_weights(tower: Any) -> None:
-    """Add hidden features of zeros to the MLPs of a tower, up to a multiple of 8, which changes no result."""
-    for mlp in (block.mlp for block in tower.blocks if hasattr(block.mlp, "down_proj")):
-        if more := -mlp.down_proj.weight.shape[1] % 8:
-            mlp.down_proj.weight.data = pad(mlp.down_proj.weight.data, (0, more))
-            for layer in (mlp.gate_proj, mlp.up_proj):
-                layer.weight.data = pad(layer.weight.data, (0, 0, 0, more))
-                if layer.bias is not None:
-                    layer.bias.data = pad(layer.bias.data, (0, more))
 
 
 def make_tower_inputs(tower: Any, sizes: Tensor, device: torch.device, in_parts: bool) -> dict[str, Any]:
