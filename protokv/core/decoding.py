@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ from protokv.errors import ConfigError
 FinishReason = Literal["stop", "length", "repetition"]
 
 MOST_NEW_TOKENS = 16_384  # room for a whole answer may be allocated before its first token
+
+
+class TokenLogprob(NamedTuple):
+    """A token, and its log probability in nats before penalties and temperature."""
+
+    id: int
+    log_probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,10 @@ class Decoding:
         repetition_penalty: makes tokens of the prompt's text and of the answer so far less likely: their positive
             logits are divided by it, and negative ones multiplied.
         seed: of the draw; the same seed gives the same answer on the same device.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens of the answer so far: once, and as
+            often as they are there, as OpenAI's interface has it.
         stop: the answer ends before the first of these texts.
+        top_logprobs: the answer says the chances of its tokens and of so many likeliest ones; None: it does not.
         choices: the answer is the likeliest of these texts (`Session.choose`), and nothing is drawn; empty: any text.
     """
 
@@ -41,7 +51,10 @@ class Decoding:
     top_k: int = 0
     repetition_penalty: float = 1.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
     choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,16 +104,26 @@ class TokenSampler:
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
         penalises = decoding.repetition_penalty != 1
         self._ids = torch.tensor(list(prompt), dtype=torch.int64, device=device) if penalises else None
-        self._logprobs: list[Tensor] = []
+        self._counts: Tensor | None = None
+        self._chances: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device."""
-        if self._ids is None:
-            chosen = self._choose(logits)
-        else:
-            chosen = self._choose(penalise_repetition(logits, self._ids, self._decoding.repetition_penalty))
+        decoding, shown = self._decoding, logits
+        if self._ids is not None:
+            shown = penalise_repetition(shown, self._ids, decoding.repetition_penalty)
+        if decoding.presence_penalty or decoding.frequency_penalty:
+            counts = self._counts = torch.zeros_like(logits) if self._counts is None else self._counts
+            shown = shown - decoding.presence_penalty * (counts > 0) - decoding.frequency_penalty * counts
+        chosen = self._choose(shown)
+        if self._counts is not None:
+            self._counts[chosen] += 1
+        if self._ids is not None:
             self._ids = torch.cat((self._ids, chosen))
-        self._logprobs.append(logits.log_softmax(-1)[chosen])
+        likely = logits.log_softmax(-1)
+        wanted = min(decoding.top_logprobs or 0, len(likely))
+        ids = torch.cat((chosen, likely.topk(wanted).indices)) if wanted else chosen
+        self._chances.append((ids, likely[ids]))
         return chosen
 
     @staticmethod
@@ -110,7 +133,12 @@ class TokenSampler:
 
     def mean_logprob(self) -> float:
         """Return the mean log probability of the chosen tokens; it does not depend on `Decoding`."""
-        return float(torch.cat(self._logprobs).mean())
+        return float(torch.stack([chances[0] for _, chances in self._chances]).mean())
+
+    def read_chances(self) -> list[list[TokenLogprob]]:
+        """Return the chances at each token: first of the chosen one, then of the `top_logprobs` likeliest."""
+        read = ((ids.tolist(), chances.tolist()) for ids, chances in self._chances)
+        return [[TokenLogprob(*one) for one in zip(*both, strict=True)] for both in read]
 
     def _choose(self, logits: Tensor) -> Tensor:
         temperature, top_k, top_p = self._decoding.temperature, self._decoding.top_k, self._decoding.top_p

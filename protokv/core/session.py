@@ -20,7 +20,7 @@ from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, ChatTurn, PreparedStep
 from protokv.core.build import build_memory, choose_rotary, make_memory_shape, restore_memory
 from protokv.core.context import CachedContext
-from protokv.core.decoding import Decoding, Detokenizer, FinishReason, TokenSampler, is_looping
+from protokv.core.decoding import Decoding, Detokenizer, FinishReason, TokenLogprob, TokenSampler, is_looping
 from protokv.core.evidence import find_evidence
 from protokv.core.graphs import Graphs
 from protokv.core.layers import declare_layer_tensors
@@ -62,6 +62,8 @@ class Answer:
     evidence: Evidence | None = None  # the stream times that the answer stands on; None unless asked for
     finish_reason: FinishReason = "stop"  # also: it has the most tokens allowed, or it repeated itself
     turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
+    # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them
+    chances: list[list[TokenLogprob]] | None = None
     probabilities: Mapping[str, float] | None = None  # of each choice, together 1; None: there were none to choose from
 
 
@@ -434,6 +436,7 @@ class Session:
             evidence=found,
             finish_reason=finish_reason,
             turns=kept,
+            chances=None if decoding.top_logprobs is None else choose.read_chances()[: len(ids)],
         )
 
     @torch.inference_mode()

@@ -162,7 +162,7 @@ class _Server:
         path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
-        pieces, reply = self._ask(asked, path, request), chat.ChatCompletion(asked)
+        pieces, reply = self._ask(asked, path, request), chat.ChatCompletion(asked, self._states.decode)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protokv.core.backbone import ChatTurn
-from protokv.core.decoding import Decoding
+from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.texts import check_question_text, find_invalid_character, parse_strict_json
@@ -27,11 +27,7 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "n": ((1, None), "a state gives 1 answer; ask again with another seed"),
     "tools": ((None, []), "a state answers in text and calls nothing"),
     "functions": ((None, []), "a state answers in text and calls nothing"),
-    "logit_bias": ((None, {}), "supported are temperature and top_p"),
-    "presence_penalty": ((0, None), "supported are temperature and top_p"),
-    "frequency_penalty": ((0, None), "supported are temperature and top_p"),
-    "logprobs": ((False, None), "name choices, and the answer has their probabilities"),
-    "top_logprobs": ((0, None), "name choices, and the answer has their probabilities"),
+    "logit_bias": ((None, {}), "supported are temperature, top_p, presence_penalty and frequency_penalty"),
     "response_format": ((None, {"type": "text"}), 'supported is {"type": "text"}; ask for JSON in the question'),
     "modalities": ((None, ["text"]), 'supported is ["text"]'),
 }
@@ -88,14 +84,20 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 
 def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
+    if data.get("top_logprobs") and data.get("logprobs") is not True:
+        raise ConfigError("top_logprobs: it needs logprobs to be true")
+    top = _number(data, ("top_logprobs",), 0, 0, 20)
     return replace(
         published,
         max_new_tokens=int(min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), _MOST_ANSWER_TOKENS)),
         temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
         top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
+        presence_penalty=_number(data, ("presence_penalty",), 0.0, -2.0, 2.0),
+        frequency_penalty=_number(data, ("frequency_penalty",), 0.0, -2.0, 2.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
         stop=_read_texts(data, "stop", 4),
         choices=_read_texts(data, "choices", 64),
+        top_logprobs=int(top) if data.get("logprobs") is True else None,
     )
 
 
@@ -154,18 +156,21 @@ def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, lea
     return float(value)
 
 
+_UNENDED = {"logprobs": None, "finish_reason": None}
+
+
 class ChatCompletion:
     """An answer as OpenAI's chat completions have it: whole, or a stream of events."""
 
-    def __init__(self, request: ChatRequest) -> None:
-        """Begin."""
-        self._request = request
+    def __init__(self, request: ChatRequest, decode: Callable[[list[int]], str]) -> None:
+        """Begin; `decode` is the backbone's."""
+        self._request, self._decode = request, decode
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the whole answer."""
         message = {"role": "assistant", "content": answer.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _find_reason(answer)}
+        choice = {"index": 0, "message": message, **self._ending(answer)}
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": [choice], "usage": _usage(answer), **_extras(answer)}
 
@@ -181,18 +186,26 @@ class ChatCompletion:
         except ProtoKVError as error:
             yield _event({"error": describe(error)})
             return
-        yield self._chunk({}, _find_reason(item), **_extras(item))
+        yield self._chunk({}, self._ending(item), **_extras(item))
         if self._request.usage:
             yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(item)})
         yield "data: [DONE]\n\n"
 
-    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, delta: Mapping[str, Any], ending: Mapping[str, Any] = _UNENDED, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, **ending}
         return _event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
+    def _ending(self, answer: Answer) -> dict[str, Any]:
+        """Return why an answer ended, and if wanted the chances of its tokens; a stream has all of them at its end."""
+        found = None
+        if answer.chances is not None:
+            each = [[self._chance(one) for one in chances] for chances in answer.chances]
+            found = {"content": [{**chosen, "top_logprobs": top} for chosen, *top in each], "refusal": None}
+        return {"logprobs": found, "finish_reason": "stop" if answer.finish_reason == "stop" else "length"}
 
-def _find_reason(answer: Answer) -> str:
-    return "stop" if answer.finish_reason == "stop" else "length"
+    def _chance(self, one: TokenLogprob) -> dict[str, Any]:
+        text = self._decode([one.id])
+        return {"token": text, "logprob": one.log_probability, "bytes": list(text.encode())}
 
 
 def _extras(answer: Answer) -> dict[str, Any]:

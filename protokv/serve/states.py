@@ -29,7 +29,7 @@ class StateFolder:
         self._root = self.folder.resolve()
         self.fed = dict[Path, Session]()  # what clients feed with frames answers for itself
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
-        self.decoding = backbone.decoding
+        self.decoding, self.decode = backbone.decoding, backbone.decode
 
     def list_all(self) -> dict[str, Path]:
         """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""

@@ -92,11 +92,19 @@ def test_laughter_and_tables_are_no_repetition(ids: list[int]) -> None:
     assert not is_looping(ids)
 
 
-def test_the_mean_log_probability_is_that_of_the_chosen_tokens_before_penalties() -> None:
-    logits, choose = torch.tensor([1.0, 3.0, 2.9, 0.0]), TokenSampler(Decoding(repetition_penalty=1.5), CPU)
-    chosen = [choose.fetch(choose(logits)) for _ in range(3)]
-    assert chosen == [1, 2, 1]
-    assert choose.mean_logprob() == pytest.approx(float(logits.log_softmax(-1)[chosen].mean()))
+@pytest.mark.parametrize(("presence", "frequency"), [(0.7, 0.0), (0.0, 0.4), (-1.0, 0.4)])
+def test_tokens_of_the_answer_are_penalised_as_in_openais_interface(presence: float, frequency: float) -> None:
+    logits, counts = torch.randn(9, generator=torch.Generator().manual_seed(3)), torch.zeros(9)
+    choose = TokenSampler(Decoding(presence_penalty=presence, frequency_penalty=frequency), CPU, prompt=range(9))
+    for _ in range(12):
+        expected = int((logits - presence * (counts > 0) - frequency * counts).argmax())
+        assert choose.fetch(choose(logits)) == expected
+        counts[expected] += 1
+    chances = [chance for (chance,) in choose.read_chances()]
+    assert choose.mean_logprob() == pytest.approx(sum(one.log_probability for one in chances) / 12)
+    assert [one.log_probability for one in chances] == pytest.approx(
+        logits.log_softmax(-1)[[c.id for c in chances]].tolist()
+    )
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_an_answer_may_be_one_of_some_choices(running: str, made: Path) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
-def test_stops_are_those_of_the_engine(running: str, streamed: bool) -> None:
+def test_stops_penalties_and_chances_of_tokens_are_those_of_the_engine(running: str, streamed: bool) -> None:
     def read(**options: Any) -> tuple[str, Any]:
         """The text of an answer, and its last choice."""
         if not streamed:
@@ -87,7 +87,12 @@ def test_stops_are_those_of_the_engine(running: str, streamed: bool) -> None:
         assert last.logprobs is None
         text, last = read(stop=["never", second[1:]])
         assert (text, last.finish_reason) == (f"{first} {second[0]}", "stop")
-        assert read(presence_penalty=0.0, frequency_penalty=0.0, logprobs=False)[0] == whole
+        assert read(presence_penalty=2.0, frequency_penalty=2.0)[0] != whole
+        _, last = read(logprobs=True, top_logprobs=2)
+        assert "".join(one.token for one in last.logprobs.content).strip() == whole
+        for token in last.logprobs.content:
+            assert token.logprob == token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
+            assert bytes(token.bytes).decode() == token.token
 
 
 def test_a_new_commit_answers_the_next_question_and_asking_changes_no_state(folder: Path) -> None:
@@ -134,7 +139,8 @@ BAD = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
     ({"temperature": 9.0}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"n": 2}, "another seed"),
     ({"stop": ["a", 3]}, "at most 4 texts"), ({"extra_body": {"choices": ["red"]}}, "single choice"),
-    ({"logprobs": True}, "logprobs: name choices"), ({"presence_penalty": 0.5}, "presence_penalty: supported are"),
+    ({"top_logprobs": 3}, "needs logprobs"),
+    ({"presence_penalty": 9.0}, "presence_penalty: expected a number from -2 to 2"),
     ({"logit_bias": {"3": 1}}, "supported are temperature"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: a state answers in text"),
     ({"model": "nobody"}, "no state 'nobody'"), ({"model": "../door"}, "no state"),
