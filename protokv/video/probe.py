@@ -10,6 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
@@ -135,11 +136,7 @@ def probe_stream(
         if first is not None or failures > _MOST_FAILURES or size > _MOST_BYTES:
             break
     if first is None:
-        if not seen and kind != "file" and "mov" in container.format.name:
-            raise make_mp4_index_error(name)
-        why = f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})"
-        hint = f"it is damaged, its codec is not supported, or its frames have more than {max_pixels} pixels: "
-        raise SourceUnreadable(why, hint=f"{hint}see --max-frame-pixels; `ffmpeg -i FILE OUT.mp4` may repair it")
+        raise _refuse_undecodable(name, kind, container, stream, seen[0] if seen else None, max_pixels)
     rotation, mirrored, degrees = _read_orientation(first)
     width, height = _shown_size(first.width, first.height, stream.sample_aspect_ratio)
     # 0 is unknown, 1 progressive.
@@ -176,6 +173,31 @@ def probe_stream(
     if rate:
         timing = replace(timing, interval_s=float(1 / rate))
     return StreamProbe(info, timing, indexed, plain, notes, chain(seen, packets))
+
+
+def _refuse_undecodable(
+    name: str, kind: str, container: Any, stream: Any, first: Any, max_pixels: int
+) -> SourceUnreadable:
+    """Return the error for a stream without one frame that can be decoded. `first` is its first packet, if any came."""
+    context = stream.codec_context
+    if first is None and kind != "file" and "mov" in container.format.name:
+        return make_mp4_index_error(name)
+    # Decoders say only to FFmpeg's log that a picture is too large.
+    before = av.logging.get_level()
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    with av.logging.Capture() as logs, suppress(Exception):
+        afresh = av.CodecContext.create(context.codec.name, "r")
+        afresh.extradata, afresh.options = context.extradata, {"max_pixels": str(max_pixels)}
+        afresh.decode(first)
+    said = " ".join(text for _, _, text in logs)
+    av.logging.set_skip_repeated(True)
+    av.logging.set_level(before)
+    if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
+        return _refuse_size(name, int(large[1]), int(large[2]), max_pixels)
+    why = f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})"
+    hint = "the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it"
+    return SourceUnreadable(why, hint=hint)
 
 
 def _read_orientation(frame: Any) -> tuple[int, bool, int]:
