@@ -131,7 +131,7 @@ class _Server:
                 time_s = None if given is None else float(given)
             except ValueError:
                 raise ConfigError("time_s: expected seconds") from None
-            with (one := fed.find(name)).admit():
+            with (one := fed.find(name)).admit(fed.limits.frames_per_second):
                 body = await self._body(request, fed.limits.frame_bytes)
                 image = await anyio.to_thread.run_sync(sessions.decode_uploaded_frame, body, fed.limits.frame_pixels)
                 return JSONResponse(await self._work(fed.push, name, one, image, time_s))

@@ -2,7 +2,7 @@
 
 The routes are those of vLLM's proposal (https://github.com/vllm-project/vllm/pull/53879). A session answers under its
 name, as a state does, and knows what it has seen until then. It is committed on the way, and put away when it is
-closed or not fed; who opens the name again goes on with it.
+closed, too old, or not fed; who opens the name again goes on with it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class FedSessionLimits:
     most: int = 8  # sessions at once
     frame_bytes: int = 8 << 20  # of a file
     frame_pixels: int = 8192 * 4352
+    frames_per_second: int = 60  # of a session
     idle_s: float = 300.0  # without a frame, until a session is put away
+    age_s: float = 7 * 86400.0  # until it is put away although it is fed
 
 
 class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -94,13 +96,18 @@ class _FedSession:
         self.path, self.session, self._store, self._log = path, session, store, log
         self._pictures, self._every = limit_thumbnails(session, options.thumbnails), options.every or EVERY_MINUTE
         self._time_s, self._saved = session.clock.stream_time_s, session.clock
-        self._fed_s = self._saved_s = time.monotonic()
+        self._opened_s = self._fed_s = self._saved_s = time.monotonic()
+        self._second = self._in_second = 0
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Admit a frame, which is on its way inside the block. HTTPException, 409."""
+    def admit(self, most: int) -> Iterator[None]:
+        """Admit a frame, which is on its way inside the block, of at most `most` a second. HTTPException, 409, 429."""
         if self.busy:
             raise HTTPException(409, "a frame of this session is on its way; send the next one after its reply")
+        second = int(time.monotonic())
+        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
+        if self._in_second > most:
+            raise HTTPException(429, f"a session takes at most {most} frames a second", {"Retry-After": "1"})
         self.busy = True
         try:
             yield
@@ -132,8 +139,9 @@ class _FedSession:
         return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
 
     def is_over(self, limits: FedSessionLimits) -> bool:
-        """Return True if nobody feeds it."""
-        return not self.busy and time.monotonic() > self._fed_s + limits.idle_s
+        """Return True if it is too old, or nobody feeds it."""
+        now_s = time.monotonic()
+        return not self.busy and (now_s > self._fed_s + limits.idle_s or now_s > self._opened_s + limits.age_s)
 
     def commit(self, *, complete: bool = False) -> None:
         """Write the state. StateError."""
