@@ -237,8 +237,10 @@ class Answerer:
         return row
 
     def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
-        """Return the answer; say what the model cannot read, and what it does not read of the conversation."""
-        if session.backbone.notice:
+        """Return the answer; say what the model does not read of the question and of the conversation."""
+        name = session.backbone.identity.name
+        if words := shorten_text(", ".join(session.backbone.unknown_words(question)), 200):
+            self.out.note(f"Note: {name} does not know {words}", once=True)
             self.out.note(f"Note: {session.backbone.notice}", once=True)
         if self.shows and not self.alone:
             self.out.table(shorten_text(question), style="cyan", end=" ")
@@ -257,7 +259,7 @@ class Answerer:
                 self.out.note("Note: the answer is cut, because it repeats itself")
         if answer.turns < len(self._turns):
             left_out = "the oldest turns have no room left in the conversation"
-            alone = f"{session.backbone.identity.name} keeps no conversation: it reads each question alone"
+            alone = f"{name} keeps no conversation: it reads each question alone"
             self.out.note(f"Note: {left_out if session.backbone.converses else alone}", once=True)
         if self.at_prompt:
             self._turns.append((question, answer.text))

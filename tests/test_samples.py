@@ -99,11 +99,11 @@ def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program)
     assert sum(row["correct"] for row in rows) <= len(rows) / 4
 
 
-def test_the_embedded_model_says_once_what_it_is(protokv: Program) -> None:
+def test_the_embedded_model_says_once_what_it_is_and_what_it_does_not_know(protokv: Program) -> None:
     protokv("ingest", SAMPLES / "short" / "video.mp4", "--budget", 64, "--json")
     result = protokv("query", "video.safetensors", "who is the chef?", "where is the chef now?")
     assert len(result.rows()) == 2
-    assert [result.err.count("drawn shapes only"), "--model" in result.err] == [1, True]
+    assert [result.err.count("drawn shapes only"), "chef" in result.err, "--model" in result.err] == [1, True, True]
 
 
 @pytest.mark.slow

@@ -200,6 +200,15 @@ class TransformersBackbone(Backbone):
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    def unknown_words(self, question: str) -> list[str]:
+        """Return the words that a word-level tokenizer does not know, once each; byte-level tokenizers know all."""
+        unknown = self._tokenizer.unk_token_id
+        if unknown is None:
+            return []
+        tokens = self._tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
+        pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
+        return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
+
     def embed_token(self, token: Tensor) -> Tensor:
         """Return `[n, E]`."""
         embedding: Tensor = self._embedding(token)

@@ -293,6 +293,10 @@ class Backbone(ABC):
         check_tensor_shapes(held or {}, ())
         return TokenCache(self.layers)
 
+    def unknown_words(self, question: str) -> list[str]:
+        """Return the words of a question that the tokenizer cannot represent, in order; none for real models."""
+        return []
+
 
 def check_tokens_per_frame(name: str, possible: Sequence[int], tokens: int) -> None:
     """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens. ConfigError."""

@@ -114,6 +114,13 @@ class MiniBackbone(GridBackbone, PackagedModel):
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    def unknown_words(self, question: str) -> list[str]:
+        """Return the words outside the vocabulary, once each, in lower case."""
+        unknown = self._tokenizer.token_to_id("<unk>")
+        found = self._tokenizer.encode(question, add_special_tokens=False)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
+
     def embed_token(self, token: Tensor) -> Tensor:
         """Return `[n, E]`."""
         return torch.nn.functional.embedding(token, self._language.embedding)

@@ -223,7 +223,9 @@ def test_turns_and_a_system_prompt_are_the_rendered_chat(backbone: Backbone, ups
         backbone.with_system("<|im_end|>")
 
 
-def test_control_tokens_are_left_out_of_words_and_refused_in_questions(backbone: Backbone, upstream: Upstream) -> None:
+def test_control_tokens_are_left_out_of_words_and_refused_in_questions_and_unknown_words_are_named(
+    backbone: Backbone, upstream: Upstream
+) -> None:
     config = upstream.model.config
     shown = getattr(config, "video_token_id", None) or config.image_token_id
     for token in ("<|im_end|>", "<|im_start|>", upstream.tokenizer.convert_ids_to_tokens(shown)):
@@ -236,3 +238,5 @@ def test_control_tokens_are_left_out_of_words_and_refused_in_questions(backbone:
     assert backbone.add_words(step, [" ", ""]) is step
     with pytest.raises(ConfigError, match="empty"):
         backbone.question_ids("  ")
+    by_letters = "Ġ" in upstream.tokenizer.get_vocab()
+    assert backbone.unknown_words("What is the zebra doing?") == ([] if by_letters else ["zebra", "doing"])

@@ -114,5 +114,5 @@ def test_a_tiny_run_ends_in_a_checkpoint_that_knows_the_words(bank, tmp_path, mo
     save_atomically(bank.tensors(), tmp_path / "bank.safetensors")
     made = train_words(tmp_path, 1, [replace(stage, steps=2, tokens=300) for stage in make_words_curriculum()])
     trained = load_backbone(str(made), device="cpu")
-    assert trained.decode(trained.encode("Who owns the star, Mara?")) == "who owns the star, mara?"
+    assert trained.unknown_words("Who owns the star, Mara?") == []
     assert trained.layers == load_backbone("protokv/mini-words", device="cpu").layers
