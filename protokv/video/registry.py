@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable, suggest_name
 from protokv.video import bucket
-from protokv.video.address import STREAMED_SOURCES, source_kind
+from protokv.video.address import NETWORK_SCHEMES, STREAMED_SOURCES, source_kind
 from protokv.video.source import Source
 
 if TYPE_CHECKING:
@@ -122,9 +122,7 @@ def _check_is_file(path: Path) -> None:
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise SourceNotFound(
-            f"no video at {path}", hint="check the spelling; an address begins like rtsp://camera/1"
-        ) from None
+        raise SourceNotFound(f"no video at {path}", hint=_advice(path)) from None
     except (OSError, ValueError) as error:
         raise SourceUnreadable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     wrong = hint = ""
@@ -139,6 +137,17 @@ def _check_is_file(path: Path) -> None:
         wrong, hint = "not to be read by this user", "change its permissions, or copy it"
     if wrong:
         raise SourceUnreadable(f"expected a video file, {path} is {wrong}", hint=hint)
+
+
+def _advice(path: Path) -> str:
+    """Return a hint for a missing path, which may be an address that lacks a slash."""
+    scheme, colon, rest = os.fspath(path).partition(":")
+    name = rest.lstrip("/")
+    if scheme == "file":
+        return f"write the path itself: /{name}"
+    if scheme.lower() in NETWORK_SCHEMES or (colon and rest.startswith("/") and scheme.isalnum() and len(scheme) > 1):
+        return f"an address has two slashes: {scheme.lower()}://{name}"
+    return "check the spelling of the path"
 
 
 def fingerprint_video_file(path: Path) -> str:

@@ -43,6 +43,7 @@ MISTAKES = [
     ("ingest a.mp4 b.mp4 --ray auto --devices 0", ExitCode.USAGE, "--devices are those of one machine"),
     ("ingest --from gone.txt", ExitCode.NOT_FOUND, "cannot read gone.txt"),
     ("ingest *.avi", ExitCode.NOT_FOUND, "no video at *.avi"),
+    ("ingest rtsp:/cam", ExitCode.NOT_FOUND, "an address has two slashes: rtsp://cam"),
     ("query absent.safetensors 'what ?'", ExitCode.NOT_FOUND, "absent.safetensors"),
     ("query torn.safetensors 'what ?'", ExitCode.CORRUPT, "torn.safetensors"),
     ("query s.safetensors -", ExitCode.USAGE, "no question"),
