@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from protokv.words.cues import Subtitles
+from protokv.words.cues import Cue, Subtitles
 
-__all__ = ["Subtitles"]
+__all__ = ["Cue", "Subtitles"]

@@ -1,10 +1,12 @@
-"""From lines with markup to the texts of each step: `clean_lines` makes them plain, `Subtitles` give them to steps.
+"""From lines with markup to the texts of each step: `make_cues` makes `Cue`s of lines, `Subtitles` give them to steps.
 
-Plain is what was said, each row once. Notes on sounds go: `[music]`, and `(door slams)` on a row of its own. A speaker
-that WebVTT names stays, as `Mara: `. Rows go that the caption before still showed, as in captions that roll up.
+A cue is plain text: what was said, each row once. Notes on sounds go: `[music]`, and `(door slams)` on a row of its
+own. A speaker that WebVTT names stays, as `Mara: `. Rows go that the caption before still showed, as in captions that
+roll up.
 
-A line belongs to the step that holds its middle. So a step's texts follow from the lines and the step's interval alone,
-and a run in parts gives the same texts as a whole one. Times are seconds of the source.
+A cue belongs to the step that holds its middle. Where its words have times of their own, each word belongs to the step
+in which it begins. So a step's texts follow from the cues and the step's interval alone, and a run in parts gives the
+same texts as a whole one. Times are seconds of the source.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from protokv.video.source import SubtitleLine
 
@@ -25,7 +29,7 @@ _MOST_OF_STEP = 2000
 _AT_ONCE_S = 0.1
 
 # All patterns take a time that grows with the text alone, whatever the text.
-_TIME = re.compile(r"<(?:\d{1,4}:)?\d\d:\d\d\.\d{3}>")  # of a word, in WebVTT
+_TIME = re.compile(r"<((?:\d{1,4}:)?\d\d:\d\d\.\d{3})>")
 _VOICE = re.compile(r"<v(?:\.[^\s<>]*)?\s([^<>]+)>")
 _TAG = re.compile(r"</?(?:[abicusv]|font|lang|ruby|rt|span|br|p)(?:[.\s/][^<>]*)?>", re.IGNORECASE)
 _NOTE = re.compile(r"(?<!\S)\[[^\[\]\d]*\]:?(?!\w)")
@@ -37,55 +41,102 @@ _UNSEEN = dict.fromkeys([0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(
 _SIGNS = {**_UNSEEN, **dict.fromkeys([*range(32), *range(0x7F, 0xA0), *map(ord, "♪♫♬")], " ")}
 
 
-def clean_lines(lines: Iterable[SubtitleLine]) -> Iterator[SubtitleLine]:
-    """Give, in the order of time, as plain text what each line of a track says that the line before it did not."""
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """A caption from `start_s` to `end_s`, as plain text.
+
+    `words` has the start of each word and the word, in order; empty if the words have no times of their own.
+    """
+
+    start_s: float
+    end_s: float
+    text: str
+    words: tuple[tuple[float, str], ...] = ()
+
+
+def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
+    """Give, in the order of time, what each line of a track says that the line before it did not."""
     last, until_s = list[str](), -1.0
     for line in sorted(lines):
-        rows = map(_clean_row, _NOTE_ON_ROWS.sub("", line.text.replace("\r", "")).split("\n"))
+        rows = map(_split_row, _NOTE_ON_ROWS.sub("", line.text.replace("\r", "")).split("\n"))
         new = [row for row in rows if row]
+        texts = [" ".join(word for _, word in row) for row in new]
         before = last if line.start_s - until_s <= _AT_ONCE_S else []
-        repeated = next(n for n in range(min(len(before), len(new)), -1, -1) if before[len(before) - n :] == new[:n])
-        last, until_s = new, max(until_s, line.end_s)
-        if len(new) > repeated:
-            yield line._replace(text=" ".join(new[repeated:]))
+        repeated = next(n for n in range(min(len(before), len(new)), -1, -1) if before[len(before) - n :] == texts[:n])
+        last, until_s = texts, max(until_s, line.end_s)
+        words = [one for row in new[repeated:] for one in row]
+        timed = any(time_s is not None for time_s, _ in words)
+        times = tuple((line.start_s if at is None else at, word) for at, word in words) if timed else ()
+        if words:
+            yield Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), times)
 
 
-def _clean_row(text: str) -> str:
-    named = _VOICE.sub(lambda found: f"{found[1].strip()}: ", _BEGINNING.sub("", _TIME.sub("", text)))
-    shown = html.unescape(_TAG.sub("", named)).translate(_SIGNS)
-    return " ".join(_NOTE.sub("", shown).split())
+def _split_row(text: str) -> list[tuple[float | None, str]]:
+    """Return the words of a row, each with its start; one piece without a time if its words have none."""
+    pieces: list[tuple[float | None, str]] = []
+    time_s: float | None = None
+    within = False
+    for n, part in enumerate(_TIME.split(_BEGINNING.sub("", text))):
+        if n % 2:
+            time_s = sum(float(number) * 60**place for place, number in enumerate(reversed(part.split(":"))))
+            continue
+        named = _VOICE.sub(lambda found: f"{found[1].strip()}: ", part)
+        shown = html.unescape(_TAG.sub("", named)).translate(_SIGNS)
+        word = " ".join(_NOTE.sub("", shown).split())
+        if word and within and not shown[0].isspace():
+            # A time within a word, as in karaoke.
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + word)
+        elif word:
+            pieces.append((time_s, word))
+        if shown:
+            within = bool(pieces) and not shown[-1].isspace()
+    return pieces
+
+
+class _Piece(NamedTuple):
+    """What of a cue goes to one step: the time that decides which, the number of the cue, and the text."""
+
+    time_s: float
+    cue: int
+    text: str
 
 
 class Subtitles:
-    """The subtitles of a source; with an empty record and no lines: none.
+    """The subtitles of a source; with an empty record and no cues: none.
 
     Args:
-        lines: plain ones, in any order.
+        cues: those that are known, in any order.
         record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of equal subtitles.
         lost: one sentence on what was cut off or could not be read; None: nothing until now.
     """
 
     def __init__(
-        self, lines: Iterable[SubtitleLine] = (), record: Mapping[str, Any] | None = None, lost: str | None = None
+        self, cues: Iterable[Cue] = (), record: Mapping[str, Any] | None = None, lost: str | None = None
     ) -> None:
         self.record: Mapping[str, Any] = record or {}
         self.lost = lost
-        self._lines = sorted((line for line in lines if math.isfinite(_find_middle(line))), key=_find_middle)
+        self._pieces: list[_Piece] = []
+        for number, cue in enumerate(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s))):
+            middle_s = (cue.start_s + cue.end_s) / 2
+            if math.isfinite(middle_s):
+                times = cue.words or ((middle_s, cue.text),)
+                self._pieces += [_Piece(_round_time(time_s), number, text) for time_s, text in times]
+        self._pieces.sort(key=lambda piece: piece[:2])
 
     @property
     def has_lines(self) -> bool:
         """Whether there is a line, so that a memory needs room for words."""
-        return bool(self.record) and bool(self._lines)
+        return bool(self.record) and bool(self._pieces)
 
     def between(self, start_s: float, end_s: float) -> list[str]:
         """Return the texts of the step from `start_s` up to `end_s`, in order.
 
         The step that begins at 0 also takes what comes before it.
         """
-        first, end = (bisect_left(self._lines, _round_time(at), key=_find_middle) for at in (start_s, end_s))
+        pieces = self._pieces[0 if start_s <= 0 else self._find(start_s) : self._find(end_s)]
         texts, left = list[str](), _MOST_OF_STEP
-        for line in sorted(self._lines[0 if start_s <= 0 else first : end], key=lambda line: line[:2]):
-            text = line.text
+        for _, of_cue in groupby(sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue):
+            text = " ".join(piece.text for piece in of_cue)
             if len(text) > left:
                 what = f"a step has more than {_MOST_OF_STEP:,} characters at {start_s:.0f} s; the rest is left out"
                 self.lost = self.lost or what
@@ -96,9 +147,8 @@ class Subtitles:
             left -= len(text)
         return texts
 
-
-def _find_middle(line: SubtitleLine) -> float:
-    return _round_time((line.start_s + line.end_s) / 2)
+    def _find(self, time_s: float) -> int:
+        return bisect_left(self._pieces, _round_time(time_s), key=lambda piece: piece.time_s)
 
 
 def _round_time(time_s: float) -> float:

@@ -18,7 +18,7 @@ from protokv.video.address import source_kind
 from protokv.video.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
-from protokv.words.cues import Subtitles, clean_lines
+from protokv.words.cues import Subtitles, make_cues
 from protokv.words.files import read_subtitles
 
 SUBTITLES_AUTO, SUBTITLES_OFF = "auto", "off"
@@ -147,10 +147,10 @@ def _read(record: dict[str, Any], read: Callable[[], SubtitleLines]) -> Subtitle
         lines, lost, note = read()
     except SourceError as error:
         lines, lost, note = (), error.message, ""
-    plain = tuple(clean_lines(lines))
-    if lines and not plain:
+    cues = tuple(make_cues(lines))
+    if lines and not cues:
         lost = lost or "no line of them says anything"
-    return Subtitles(plain, record | ({"encoding": note} if note else {}), lost or None)
+    return Subtitles(cues, record | ({"encoding": note} if note else {}), lost or None)
 
 
 def _list_files(video: object) -> Iterator[_SubtitleFile]:

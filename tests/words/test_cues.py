@@ -1,4 +1,4 @@
-"""Markup and notes become plain text, said once; every line is in one step, where its middle is."""
+"""Markup and notes become plain text, said once; every cue is in one step, where its middle or its words are."""
 
 from itertools import pairwise
 
@@ -7,32 +7,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.video.source import SubtitleLine
-from protokv.words import Subtitles
-from protokv.words.cues import _MOST_OF_STEP, clean_lines
+from protokv.words import Cue, Subtitles
+from protokv.words.cues import _MOST_OF_STEP, make_cues
 
 times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
 
 
-spoken = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4).map(" ".join)
-lines = st.builds(
-    lambda start_s, tenths, text: SubtitleLine(start_s, start_s + tenths / 10, text), times, st.integers(0, 50), spoken
-)
+@st.composite
+def cues(draw: st.DrawFn) -> Cue:
+    start_s, length_s = draw(times), draw(st.integers(0, 50)) / 10
+    said = draw(st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4))
+    starts = sorted(draw(st.lists(st.integers(0, 50), min_size=len(said), max_size=len(said))))
+    words = tuple((start_s + at / 10, word) for at, word in zip(starts, said, strict=True))
+    return Cue(start_s, start_s + length_s, " ".join(said), words if draw(st.booleans()) else ())
 
 
-@given(st.lists(lines, max_size=12), st.lists(st.integers(1, 99), max_size=9, unique=True))
-def test_steps_cut_a_track_at_the_middles_of_its_lines(found: list[SubtitleLine], cuts: list[int]) -> None:
+def literal(cue: Cue, start_s: float, end_s: float) -> str:
+    """What of one cue belongs to a step, by the definition."""
+    said = cue.words or (((cue.start_s + cue.end_s) / 2, cue.text),)
+    return " ".join(word for time_s, word in said if (start_s <= time_s or start_s == 0) and time_s < end_s)
+
+
+@given(st.lists(cues(), max_size=12), st.lists(st.integers(1, 99), max_size=9, unique=True))
+def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found: list[Cue], cuts: list[int]) -> None:
     track = Subtitles(found)
     edges = [0.0, *(cut / 2 for cut in sorted(cuts)), 60.0]
-    in_order = sorted(found, key=lambda line: (line.start_s, line.end_s))
-    for start_s, end_s in pairwise(edges):
-        middles = [(round((line.start_s + line.end_s) / 2, 6), line.text) for line in in_order]
-        wanted = [text for at, text in middles if (start_s <= at or start_s == 0) and at < end_s]
-        assert track.between(start_s, end_s) == wanted
+    given_texts = [track.between(start_s, end_s) for start_s, end_s in pairwise(edges)]
+    in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
+    assert given_texts == [
+        [text for cue in in_order if (text := literal(cue, start_s, end_s))] for start_s, end_s in pairwise(edges)
+    ]
+    said = sorted(word for texts in given_texts for text in texts for word in text.split())
+    assert said == sorted(word for cue in found for word in cue.text.split())
     assert track.lost is None
 
 
 def test_a_bound_cuts_a_step_and_says_what_is_left_out() -> None:
-    full = Subtitles([SubtitleLine(0, 1, "abcd " * 300), SubtitleLine(0, 2, "efgh " * 30_000)])
+    full = Subtitles([Cue(0, 1, "abcd " * 300), Cue(0, 2, "efgh " * 30_000)])
     first, second = full.between(0, 3)
     assert _MOST_OF_STEP - 5 <= len(first) + len(second) <= _MOST_OF_STEP
     assert {*first.split(), *second.split()} == {"abcd", "efgh"}
@@ -40,7 +51,7 @@ def test_a_bound_cuts_a_step_and_says_what_is_left_out() -> None:
 
 
 def said(text: str) -> str:
-    return " / ".join(line.text for line in clean_lines([SubtitleLine(0, 1, text)]))
+    return " / ".join(cue.text for cue in make_cues([SubtitleLine(0, 1, text)]))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +77,7 @@ def test_text_is_plain(text: str, wanted: str) -> None:
     assert said(text) == wanted
 
 
-def test_captions_that_roll_up_are_said_once() -> None:
+def test_captions_that_roll_up_are_said_once_with_the_times_of_their_words() -> None:
     rolling = [
         SubtitleLine(0.1, 2.5, " \nso<00:00:00.300><c> today</c><00:00:00.560><c> we</c>"),
         SubtitleLine(2.5, 2.51, "so today we\n "),
@@ -75,23 +86,23 @@ def test_captions_that_roll_up_are_said_once() -> None:
         SubtitleLine(5.01, 7.0, "talk of stars\n[Music]"),
         SubtitleLine(7.5, 8.0, "talk of stars"),
     ]
-    assert list(clean_lines(rolling)) == [
-        SubtitleLine(0.1, 2.5, "so today we"),
-        SubtitleLine(2.51, 5.0, "talk of stars"),
+    assert list(make_cues(rolling)) == [
+        Cue(0.1, 2.5, "so today we", ((0.1, "so"), (0.3, "today"), (0.56, "we"))),
+        Cue(2.51, 5.0, "talk of stars", ((2.51, "talk"), (2.6, "of"), (63.0, "stars"))),
         # Said again after a pause.
-        SubtitleLine(7.5, 8.0, "talk of stars"),
+        Cue(7.5, 8.0, "talk of stars"),
     ]
 
 
 def test_layers_and_rows_that_grow_are_said_once_in_any_order() -> None:
-    layers = [
+    lines = [
         SubtitleLine(3, 4, "b\nc"),
         SubtitleLine(0, 1, "a"),
         SubtitleLine(0, 1, "a"),
         SubtitleLine(1, 2, "a\nb"),
         SubtitleLine(2, 3, "b"),
     ]
-    assert [line.text for line in clean_lines(layers)] == ["a", "b", "c"]
+    assert [cue.text for cue in make_cues(lines)] == ["a", "b", "c"]
 
 
 def test_a_text_made_to_do_harm_takes_no_quadratic_time() -> None:
