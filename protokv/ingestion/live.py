@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import threading
 import time
 from collections import deque
@@ -36,6 +37,9 @@ _LEAVE_S = 2.0
 
 # Steps that wait for the model.
 _ROOM = 8
+
+# Its own: a thread that draws from Python's generator disturbs whoever has seeded it.
+_JITTER = random.Random()
 
 _LOST = "look at the source; --give-up says how long one that is lost is tried again"
 
@@ -248,7 +252,9 @@ class _Feed:
             lost_s = now_s if frames or lost_s is None else lost_s
             # An attempt that took longer than the pause needs none: a listener waits for its publisher in it.
             pause_s = self._source.options.retry_s[0] if frames else pause_s
-            wait_s, pause_s = max(0.0, pause_s - (now_s - since_s)), min(2 * pause_s, longest_s)
+            # Many readers of one camera do not come back in step.
+            wait_s = max(0.0, pause_s * _JITTER.uniform(0.5, 1.0) - (now_s - since_s))
+            pause_s = min(2 * pause_s, longest_s)
             # Do not retry a wrong address, unless the user said for how long. Cameras lock out a client that tries a
             # password again and again.
             wrong = (ConfigError, SourceDenied, *([SourceNotFound] if give_up_s is None else []))
