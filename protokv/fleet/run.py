@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from ctypes import c_bool
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
 from protokv.errors import ModelError
@@ -57,6 +58,8 @@ class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
         self._executors: list[ProcessPoolExecutor | None] = [None] * n
         # Shared memory without a lock, because a worker may be killed at any instant.
         self._stopped = _SPAWN.RawValue(c_bool, False)
+        # Starting this unblocks SIGINT in the thread that does it, and so in the first worker that `call` starts.
+        resource_tracker.ensure_running()
         # Workers copy videos from a bucket to this folder, and one that is killed leaves its copy.
         self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
 

@@ -116,7 +116,9 @@ def open_container(
         return av.open(where, "r", format=form, options=options, **how)
     except Exception as error:  # PyAV raises more than its own errors on a damaged file
         # The cause names the address with its secrets.
-        raise _refuse(error, kind, text, timeout_s, pipe) from (error if kind == "file" else None)
+        raise _refuse(_tell_unknown_host(error, text), kind, text, timeout_s, pipe) from (
+            error if kind == "file" else None
+        )
     finally:
         if number is not None:
             os.close(number)
@@ -166,9 +168,6 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
             return SourceNotFound(f"nothing answers at {name}: {why}", hint=hint)
         case OSError(errno=errno.EIO) if kind == "screen":
             why = f"no X display answers at {_name_device(text, kind)}"
-        case OSError(errno=errno.EIO) if _has_unknown_host(text):
-            hint = "check the name of the host; --give-up 5m waits for it"
-            return SourceNotFound(f"nothing answers at {name}: its host is not known", hint=hint)
         case av.error.ArgumentError():
             why += " (or it gives text, or a list of files)"
         case av.error.InvalidDataError() if kind == "rtp":
@@ -180,11 +179,14 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
 
 
-def _has_unknown_host(text: str) -> bool:
-    try:
-        return bool(host := urlsplit(text).hostname) and not socket.getaddrinfo(host, None)
-    except OSError:
-        return True
+def _tell_unknown_host(error: Exception, text: str) -> Exception:
+    """Return an error of FFmpeg, which says EIO where a host is not known; then one that says so."""
+    if getattr(error, "errno", None) == errno.EIO and (host := urlsplit(text).hostname):
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            return ConnectionRefusedError(errno.ECONNREFUSED, "its host is not known")
+    return error
 
 
 def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
