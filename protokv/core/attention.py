@@ -125,12 +125,6 @@ class LayerTokenCache:
         self.keys, self.values, self.length = None, None, 0
         self._segments: Sequence[KVSegment] | None = None  # what the present forward reads of the context
 
-    def fork(self) -> Self:
-        """Return the same tokens; nothing is copied."""
-        other = copy(self)
-        other._segments = None
-        return other
-
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`, or all of its room."""
         if self.room is not None:
@@ -200,8 +194,8 @@ class TokenCache:
         return other
 
     def _fork_layer(self, layer: Any) -> Any:
-        """Return a copy of a layer, for this cache."""
-        return layer.fork()
+        """Return a layer for this cache, with the same tokens; they are not copied."""
+        return copy(layer)
 
     def attend(self, number: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """Append keys and values `[H, T, D]` of a layer, and attend with `[Hq, T, D]` as `read_layer` does."""

@@ -133,7 +133,7 @@ class NearWindow(StateTensors):
         self.coordinates = torch.zeros(W, 2, device=device)
         self.step = torch.full((W,), -1, device=device)
         self.usable = torch.ones(W, dtype=torch.bool, device=device)
-        self._line = torch.arange(2 * W, device=device)
+        self._line, self._wrap = torch.arange(2 * W, device=device), max(W, 1)
         # All that the host tells the device in a step: the first slot in use before it, its number, and `told` more.
         self.told = torch.zeros(2 + told, dtype=torch.float64, device=device)
         self.move = WindowMove(-1, 0, 0, 0, 0, 0)
@@ -151,7 +151,7 @@ class NearWindow(StateTensors):
 
     @property
     def _start(self) -> int:
-        return (self.move.start + self.move.leaving) % max(len(self.step), 1)
+        return (self.move.start + self.move.leaving) % self._wrap
 
     def append(self, step: StepKV) -> None:
         """Take a step."""
@@ -218,7 +218,7 @@ class NearWindow(StateTensors):
         if self._found is None:
             start, number = self.told[:2].long()
             some = self._line[: self.move.held + self.move.kept]
-            self._found = (some + start).remainder_(max(len(self.step), 1)), number
+            self._found = (some + start).remainder_(self._wrap), number
         return self._found
 
     def _at(self, slots: Tensor) -> ExactTokens:

@@ -11,7 +11,6 @@ Letters: L layers, H KV heads, Hq query heads, n tokens since the context was ta
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from copy import copy
 from inspect import signature
 from typing import Any, Final, Self
 from weakref import ref
@@ -181,11 +180,11 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
 
     def _fork_layer(self, layer: Any) -> Any:
         """Return a copy of a layer; states that transformers writes in place are copied."""
-        if isinstance(layer, StreamCacheLayer):
-            other = layer.fork()
+        other = super()._fork_layer(layer)
+        if isinstance(other, StreamCacheLayer):
             other.owner = self
             return other
-        other, self._stays = copy(layer), False
+        self._stays = False
         for name, held in vars(layer).items():
             if isinstance(held, dict):
                 fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
