@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from protokv import errors
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound, escape_text
 
+_NO_STATE = "the file is damaged, or is not a state of protokv"
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write elsewhere"),
     **dict.fromkeys((errno.EACCES, errno.EROFS), "choose a folder that you may write to"),
@@ -181,20 +182,25 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextmanager
 def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn errors of reading a state into a StateError that names its path; those of a library are StateCorrupt."""
-    where, hint = os.fspath(path), "the file is damaged, or is not a state of protokv"
+    where = os.fspath(path)
     try:
         yield
     except (StateCorrupt, StateMismatch) as error:
-        raise type(error)(f"{where}: {error.message}", hint=error.hint or hint) from error
+        raise type(error)(f"{where}: {error.message}", hint=error.hint or _NO_STATE) from error
     except errors.ProtoKVError:
         raise
     except Exception as error:
-        why = errors.find_system_error(error)
-        if why is None:
-            raise StateCorrupt(f"{where}: it cannot be read as a state ({escape_text(error)})", hint=hint) from error
-        if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise make_state_not_found(path) from None
-        raise StateError(f"cannot read the state {where}: {errors.format_os_error(why)}") from error
+        # A name for its cause here would make a cycle of frames, with the session of who reads among them.
+        raise _explain_read_error(where, error) from error
+
+
+def _explain_read_error(where: str, error: Exception) -> StateError:
+    why = errors.find_system_error(error)
+    if why is None:
+        return StateCorrupt(f"{where}: it cannot be read as a state ({escape_text(error)})", hint=_NO_STATE)
+    if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+        return make_state_not_found(where)
+    return StateError(f"cannot read the state {where}: {errors.format_os_error(why)}")
 
 
 def make_state_not_found(path: str | os.PathLike[str]) -> StateNotFound:

@@ -1,5 +1,6 @@
 """`ingest` as a program calls it: its events, one model for many sources, and a state whatever ends it."""
 
+import gc
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -262,3 +263,16 @@ def test_the_answers_are_those_of_the_stream_and_hold_no_nonsense(path: Path, sa
     assert not any("answers" in one for one in state.source["earlier"])  # type: ignore[index]
     with pytest.raises(StateCorrupt, match="source"):
         read_standing_answers(replace(state, source={"answers": [{"question": 3}]}))
+
+
+def test_a_run_that_has_ended_keeps_no_session(path: Path, tmp_path: Path) -> None:
+    # On a device each would hold its memory until Python looks for cycles.
+    video = write(Clip([0, 1000, 2000]), tmp_path / "v.mp4")
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(one, Session) for one in gc.get_objects())
+        ingest(video, path, CONFIG, backbone=MockBackbone())
+        assert sum(isinstance(one, Session) for one in gc.get_objects()) == before
+    finally:
+        gc.enable()
