@@ -6,6 +6,7 @@ is refused: transformers would fill in random weights and warn.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -199,6 +200,18 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Let Python look for no garbage: imports make 400,000 objects that stay, and it looks at them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _list_unquantized(model: Any) -> list[str]:

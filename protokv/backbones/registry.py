@@ -136,7 +136,7 @@ def _resolved(
     """Yield family, path, config and placement of a model; turn errors inside the block into clear ones."""
     import torch
 
-    from protokv.backbones.loading import PlacementOptions, quiet_transformers
+    from protokv.backbones.loading import PlacementOptions, pause_garbage_collection, quiet_transformers
 
     defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
     request = PlacementOptions.parse(**defaults | options)
@@ -151,7 +151,7 @@ def _resolved(
         config = read_model_file(path, "config.json")
         yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return
-    with translate_model_errors(name):
+    with translate_model_errors(name), pause_garbage_collection():
         if downloaded and folder is None:
             path = str(download_model(name, _check_family, revision))
         else:

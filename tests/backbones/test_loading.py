@@ -1,5 +1,6 @@
 """Loading models as users have them: shards, dtypes, device maps, quantisation; one clear line for each error."""
 
+import gc
 import json
 import os
 import shutil
@@ -244,6 +245,18 @@ def test_a_state_of_a_quantised_model_loads_it_again(folder: Path, asked: dict[s
 def test_a_package_that_is_needed_and_missing_is_named_with_how_to_install_it(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"requires `?(bitsandbytes|accelerate)`?.*`pip install"):
         on_cpu(folder, quantization="4bit")
+
+
+def test_loading_looks_for_no_garbage_and_leaves_the_collector_as_it_was() -> None:
+    looks = list[str]()
+    for enabled in (False, True):
+        (gc.enable if enabled else gc.disable)()
+        with loading.pause_garbage_collection():
+            gc.callbacks.append(lambda phase, _: looks.append(phase))
+            kept = [list[int]() for _ in range(200_000)]
+            gc.callbacks.pop()
+        assert gc.isenabled() == enabled
+    assert (len(kept), looks) == (200_000, [])
 
 
 def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
