@@ -152,7 +152,7 @@ def _ask_many(answers: Answerer, place: str, questions: list[UserQuestion], ask:
                 session = open_commit_at(state, ask.at, ask.verify).session(backbone)
             except StateError as error:
                 failed.append(state)
-                out.error(f"Error: {state}: {error.message}")
+                out.error(f"Error: {error.message if state in error.message else f'{state}: {error.message}'}")
             else:
                 yield from answers.ask_all(state, session, questions)
 

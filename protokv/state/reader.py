@@ -118,7 +118,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     """Read a state; its tensors are on the CPU. Arguments as `load`.
 
     Raises:
-        StateNotFound: nothing is there, or nothing at or before `at_s`; the message lists the commits.
+        StateNotFound: nothing is there, or nothing at or before `at_s`; the message names the first commit.
         StateMismatch: a newer version wrote it.
         StateCorrupt: the state is damaged or hostile; names the tensor or field if possible.
         StateError: it cannot be read.
@@ -133,8 +133,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     commits, latest = _list_commits(store), at_s + _ROUNDING_S
     fit = [at for time_s, at in commits if time_s <= latest]
     if not fit:
-        listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
-        why = f"{path} has no commit at or before {at_s:g} s; it has those at {listed}"
+        why = f"{path} has no commit at or before {at_s:g} s; the first of {len(commits)} is at {commits[0][0]:g} s"
         raise StateNotFound(why, hint="`protokv ingest --every 30s --keep 20` keeps earlier commits")
     state = store.look(read, fit[-1])
     if state.clock.stream_time_s > latest:

@@ -182,4 +182,5 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     Path("states/one.safetensors").write_bytes(b"damaged")
     result = protokv("query", "states", "what is first ?")
     assert (result.code, len(result.rows())) == (ExitCode.PARTIAL, 3)
-    assert result.err.splitlines()[-1] == "1 of 4 states cannot be asked"
+    *_, error, last = result.err.splitlines()
+    assert (error.count("states/one.safetensors"), last) == (1, "1 of 4 states cannot be asked")

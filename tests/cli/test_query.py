@@ -100,7 +100,7 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, vi
     assert shown.err == at("query", "8", QUESTION).err == "as of 0:06, the last commit that is kept before 0:08\n"
     early = at("query", "5s", QUESTION)
     assert early.code == ExitCode.NOT_FOUND
-    assert "no commit at or before 5 s; it has those at 6 s, 9 s, 12 s" in early.err.splitlines()[0]
+    assert "no commit at or before 5 s; the first of 3 is at 6 s" in early.err.splitlines()[0]
 
 
 def test_a_terminal_without_a_question_is_a_prompt_and_what_is_typed_a_conversation(
