@@ -26,6 +26,7 @@ from protokv_cli.options import (
     list_set_options,
     make_kwargs,
     option,
+    read_variable_lines,
 )
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_pair, parse_steps
@@ -40,7 +41,9 @@ _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twit
 # Other users of the machine can read a command line.
 _TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, or a folder: a state each.
 Put an address with a password into PROTOKV_SOURCE."""
-_SOURCE = typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
+_SOURCE = typer.Argument(
+    metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT, callback=read_variable_lines
+)
 _Sources = Annotated[list[str] | None, _SOURCE]
 
 

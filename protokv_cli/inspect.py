@@ -106,7 +106,7 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     if lost := record.get("lost"):
         out.note(f"Warning: not all words are known: {lost}")
     if reader.transcript.is_full:
-        out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
+        out.note("older lines may be gone: a state keeps the last ones, about seven hours of speech")
     if not lines:
         out.note(f"no words of {name_subtitles(record)} are known" if record else "no words: the video had none")
     rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)

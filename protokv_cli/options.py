@@ -8,6 +8,7 @@ dataclasses. The help shows an option in the panel of its dataclass, or in the o
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
@@ -55,6 +56,13 @@ def option(
     return field(default=default, metadata={"option": info, "name": long, "parse": parse})
 
 
+def read_variable_lines(ctx: typer.Context, param: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
+    """Return the values of a parameter that takes several: of its variable a line each, which typer cuts at blanks."""
+    source = ctx.get_parameter_source(param.name or "")
+    is_variable = source is not None and source.name == "ENVIRONMENT"
+    return os.environ[str(param.envvar)].splitlines() if is_variable else values
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Flags:
     """Options of a panel of the help. A subclass is a frozen dataclass of them."""
@@ -81,6 +89,8 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
         for one in fields(group):
             info = one.metadata["option"]
             info.rich_help_panel = info.rich_help_panel or group.PANEL
+            if kinds[one.name] == list[str] | None:
+                info.callback = read_variable_lines
             kind: Any = Annotated[kinds[one.name], info]
             parameters.append(inspect.Parameter(one.name, parameter.KEYWORD_ONLY, default=one.default, annotation=kind))
 

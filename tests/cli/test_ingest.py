@@ -93,12 +93,14 @@ def test_an_odd_name_is_shown_unchanged_and_can_be_pasted(
 @pytest.mark.usefixtures("mocked")
 def test_settings_and_the_source_come_from_flags_then_the_environment(protokv: Program, video: Path) -> None:
     # Other users can read a command line, and an address may have a password.
-    protokv.environment |= {"PROTOKV_BUDGET": "22", "PROTOKV_SOURCE": str(shutil.copy(video, "other.mp4"))}
-    for arguments, name, budget in (((), "other", 22), ((video, "--budget", "24"), "clip", 24)):
+    protokv.environment |= {"PROTOKV_BUDGET": "22", "PROTOKV_SOURCE": str(shutil.copy(video, "my other.mp4"))}
+    protokv.environment["PROTOKV_SET"] = "seed=3\ncenter_bits=32"
+    for arguments, name, budget in (((), "my other", 22), ((video, "--budget", "24"), "clip", 24)):
         result = protokv("ingest", "--json", *arguments)
         assert (result.code, "PROTOKV_SOURCE" in result.err) == (0, False), result.err
         (document,) = protokv("inspect", f"{name}.safetensors", "--json").rows()
-        assert document["memory"]["budget"] == budget
+        memory = document["memory"]
+        assert (memory["budget"], memory["config"]["seed"], memory["config"]["center_bits"]) == (budget, 3, 32)
 
 
 def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
