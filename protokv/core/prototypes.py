@@ -78,6 +78,7 @@ class PrototypeMemory(SingleDeviceMemory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones."""
 
     rule: ClassVar[type[BankRule]]  # by which tokens enter the bank
+    steady = True
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
@@ -114,13 +115,19 @@ class PrototypeMemory(SingleDeviceMemory):
 
     def parts(self) -> Sequence[StateTensors]:
         """Return the holders of these."""
-        self.join()
+        super().join()
         rule = () if self._rule is None else (self._rule,)
         return (*super().parts(), self._near, self._bank, *rule)
 
+    def join(self) -> None:
+        """Let a device read this memory, with the pseudo-tokens up to date: which ones changed, a graph cannot ask."""
+        super().join()
+        if self._bank.is_unread:
+            self._write_far()
+
     def append(self, step: StepKV) -> None:
         """Take one step."""
-        self.join()
+        super().join()
         self._check_order(step, self._near.last_step)
         move = self.tell(step.step, len(step.positions))
 
@@ -128,7 +135,8 @@ class PrototypeMemory(SingleDeviceMemory):
             new = replace(step, keys=keys, values=values, positions=positions, coordinates=coordinates)
             self.update(self._sanitizer.admit(new))
 
-        alike = self.steady and step.usable is None and step.repeats is None
+        # A rule that is told nothing on the device asks it.
+        alike = self.rule.told and step.usable is None and step.repeats is None
         given = step.keys, step.values, step.positions, step.coordinates
         self.graphs.run("update", replace(move, step=0, start=0) if alike else None, update, *given)
 
@@ -143,7 +151,7 @@ class PrototypeMemory(SingleDeviceMemory):
         return move
 
     def update(self, step: StepKV) -> None:
-        """Take the step that was told, on the device alone; in a `steady` memory equal moves are equal operations."""
+        """Take the step that was told, on the device alone; equal moves are equal work if the rule is told the rest."""
         if self._rule is not None:
             self._rule.see_(self._near.before, step)
         leaving = self._near.leaving(step)
@@ -204,6 +212,6 @@ class PrototypeMemory(SingleDeviceMemory):
 
     def report(self) -> dict[str, Any]:
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened to them."""
-        self.join()
+        super().join()
         layers = self._bank.report(self._near.last_step)
         return {"near_tokens_in_use": len(self._near)} | super().report() | {"layers": layers}

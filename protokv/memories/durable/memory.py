@@ -32,7 +32,6 @@ class DurableMemory(PrototypeMemory):
     """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge what is redundant."""
 
     rule = DurableRule
-    steady = True
 
     def __init__(
         self, config: DurableConfig, shape: MemoryShape, rotary: Rotary, *, within: KVSlots | None = None
@@ -118,11 +117,10 @@ class DurableMemory(PrototypeMemory):
     def update(self, step: StepKV) -> None:
         """Take the step that was told, and write the pseudo-tokens that it changed."""
         super().update(step)
-        if not self._decodes:
-            self._write_far()
+        self._write_far()
 
     def _write_far(self) -> None:
-        if self._bank.is_unread:
+        if self._bank.is_unread and not self._decodes:
             super()._write_far()
 
     def context(self) -> Context:
@@ -134,9 +132,8 @@ class DurableMemory(PrototypeMemory):
         slots, begin = self._slots, self._slots.far.start
         memories = [self] if self._words is None else [self, self._words.memory]
         banks = [one._bank for one in memories]
-        if not self._decodes:
-            for one in memories:
-                one._write_far()  # a state has none of them
+        for one in memories:
+            one._write_far()  # a state has none of them
 
         def anchors() -> Tensor:
             L, H = slots.bias.shape[:2]
