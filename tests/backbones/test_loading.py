@@ -247,16 +247,11 @@ def test_a_package_that_is_needed_and_missing_is_named_with_how_to_install_it(fo
         on_cpu(folder, quantization="4bit")
 
 
-def test_loading_looks_for_no_garbage_and_leaves_the_collector_as_it_was() -> None:
-    looks = list[str]()
-    for enabled in (False, True):
-        (gc.enable if enabled else gc.disable)()
-        with loading.pause_garbage_collection():
-            gc.callbacks.append(lambda phase, _: looks.append(phase))
-            kept = [list[int]() for _ in range(200_000)]
-            gc.callbacks.pop()
-        assert gc.isenabled() == enabled
-    assert (len(kept), looks) == (200_000, [])
+def test_loading_leaves_the_garbage_collector_as_it_was(folder: Path) -> None:
+    for switch in (gc.disable, gc.enable):
+        switch()
+        on_cpu(folder)
+        assert gc.isenabled() == (switch is gc.enable)
 
 
 def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:

@@ -42,6 +42,7 @@ from protokv.state.reader import load
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
+from tests.benchmarks.loading import WAYS
 from tests.benchmarks.results import RESULTS, machine
 from tests.realsize.build import PUBLISHED
 from tests.video.conftest import encode
@@ -456,6 +457,20 @@ def measure_command_line(visit: Visit, _: int) -> None:
     visit.say(what="states", same_bytes=states[0] == states[1], mb=round(len(states[0]) / 1e6, 1))
 
 
+def measure_loading(visit: Visit, _: int) -> None:
+    """Time new processes until the weights are on the device; first with their file not in memory."""
+    if not visit.model.exists():
+        prepare(visit, 0)
+    for file in visit.model.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for way in (WAYS[0], *WAYS):
+        command = [sys.executable, "-m", "tests.benchmarks.loading", str(visit.model), DEVICE, way]
+        done = subprocess.run(command, capture_output=True, text=True)
+        visit.say(way=way, **json.loads(done.stdout or json.dumps({"failed": done.stderr[-300:]})))
+
+
 PARTS: dict[str, tuple[Callable[[Visit, int], None], int]] = {
     "tests": (run_tests, 130),
     "parity": (compare_families, 130),
@@ -464,6 +479,7 @@ PARTS: dict[str, tuple[Callable[[Visit, int], None], int]] = {
     "kernels": (measure_kernels, 40),
     "transformers": (measure_transformers, 80),
     "command line": (measure_command_line, 130),
+    "loading": (measure_loading, 130),
 }
 """Parts with the most seconds that each may take, the most important first."""
 TOGETHER = ("tests", "parity", "prepare")
