@@ -16,7 +16,7 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import IngestOptions
-from protokv.state.checkpoint import read_state_memory_config
+from protokv.state.checkpoint import check_state_fits, read_state_memory_config
 from protokv.state.header import State, StateHeader
 from protokv.state.sources import StreamSegment, list_state_sources, make_next_segment, read_last_segment
 from protokv.state.store import StatePath
@@ -88,7 +88,8 @@ def check_continued_options(path: StatePath, state: StateHeader, options: Ingest
 
 
 def check_continued_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
-    """Refuse another rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
+    """Refuse another model, rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
+    check_state_fits(state, backbone.identity)
     check_continued_field(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
     for field in sorted(state.settings.keys() & backbone.settings.keys()):
         check_continued_field(path, field, state.settings[field], backbone.settings[field])

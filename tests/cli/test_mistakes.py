@@ -22,6 +22,7 @@ MISTAKES = [
     ("ingest notes.mp4", ExitCode.FAILURE, "notes.mp4"),
     ("ingest VIDEO --budget lots", ExitCode.USAGE, "budget"),
     ("ingest VIDEO -o s.safetensors --budget 32", ExitCode.MISMATCH, "budget is 24, this run's is 32"),
+    ("ingest VIDEO -o s.safetensors --budget 24 --model protokv/mini", ExitCode.MISMATCH, "its backbone."),
     ("ingest VIDEO --append", ExitCode.USAGE, "append"),
     ("ingest VIDEO --memory elephant", ExitCode.USAGE, "there is no memory 'elephant'"),
     ("ingest VIDEO --decoder pyaf", ExitCode.USAGE, "did you mean pyav?"),
