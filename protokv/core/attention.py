@@ -65,7 +65,7 @@ class AttentionMasks:
     """The masks of a forward, as `attend` takes them, each made once for all layers on a device."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None]] = {}
+        self._made: dict[torch.device, tuple[tuple[object, ...], Tensor | None, Tensor | None]] = {}
 
     def __call__(self, mask: Tensor | None, query: Tensor, keys: Tensor) -> Tensor | None:
         """Return a mask for `attend` with these query and local keys.
@@ -75,19 +75,18 @@ class AttentionMasks:
         if mask is None and query.shape[1] == 1:
             return None
         (heads, queries, _), (H, tokens, _), device = query.shape, keys.shape, query.device
-        groups = heads // H
-        wanted = (queries, tokens, groups, None if mask is None else mask.data_ptr(), device)
-        if wanted not in self._made:
+        groups, held = heads // H, self._made.get(device)
+        wanted = queries, tokens, groups, None if mask is None else mask.data_ptr()
+        if held is None or held[0] != wanted:
             if mask is None:
                 made = _causal_mask(queries, tokens, groups, device)
             elif mask.dtype == torch.bool:
                 made = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf).repeat(groups, 1)[None]
             else:
                 made = mask.float().repeat(groups, 1)[None]
-            # Masks of earlier forwards are not needed again. The mask is held, so that no other has its address.
-            self._made = {key: held for key, held in self._made.items() if key[:-1] == wanted[:-1]}
-            self._made[wanted] = mask, None if made is None else kernels.fit_mask(made, query)
-        return self._made[wanted][1]
+            # The mask is held, so that no other has its address.
+            held = self._made[device] = wanted, mask, None if made is None else kernels.fit_mask(made, query)
+        return held[2]
 
 
 class AnswerBuffer:

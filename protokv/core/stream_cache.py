@@ -10,7 +10,7 @@ Letters: L layers, H KV heads, Hq query heads, n tokens since the context was ta
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any, Final, Self
 from weakref import ref
@@ -171,7 +171,6 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self.query_heads: int = config.num_attention_heads
         self.context, self.masks, self.seen = Context(), AttentionMasks(), 0
         self._settled: dict[str, Tensor] = {}  # what transformers' own layers held when the tokens since then began
-        self._stays = False  # whether it does not move
 
     @property
     def memory_layers(self) -> list[StreamCacheLayer]:
@@ -184,7 +183,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         if isinstance(other, StreamCacheLayer):
             other.owner = self
             return other
-        self._stays = False
+        self.form = None
         for name, held in vars(layer).items():
             if isinstance(held, dict):
                 fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
@@ -199,19 +198,15 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             self._settled = clean_layer_tensors(collect_layer_tensors(self.layers), self._settled)
             _restore_layers(self.layers, self._settled, self.seen)
 
-    @property
-    def form(self) -> Hashable:  # type: ignore[override]
-        """The sizes of what other layers hold, once it stays where it is."""
-        return (self._stays, *(one.shape for one in self._settled.values())) if self._settled else None
-
     def take(self, other: Self, tokens: int = 0) -> None:
         """Go on where a settled fork is, or later. What other layers hold is copied, in place where its size stays."""
         self.seen, held = other.seen + tokens, collect_layer_tensors(other.layers)
         for name, one in held.items():
-            mine = self._settled.get(name) if self._stays else None
+            mine = self._settled.get(name) if self.form else None
             held[name] = one.clone() if mine is None or mine.shape != one.shape else mine.copy_(one)
         _restore_layers(self.layers, held, self.seen)
-        self._settled, self._stays = collect_layer_tensors(self.layers), True
+        self._settled = collect_layer_tensors(self.layers)
+        self.form = tuple(one.shape for one in self._settled.values()) or None  # from here on it stays where it is
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve; nothing if all have full attention."""
