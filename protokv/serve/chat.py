@@ -152,7 +152,7 @@ def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, lea
     name = next((one for one in names if data.get(one) is not None), None)
     value = default if name is None else data[name]
     if type(value) not in (int, float) or not least <= value <= most:
-        raise ConfigError(f"{name}: expected a number from {least:g} to {most:g}")
+        raise ConfigError(f"{name}: expected a number from {least:g} {f'to {most:g}' if most < 2**53 else 'on'}")
     return float(value)
 
 

@@ -137,7 +137,7 @@ BAD = [
     ({"messages": []}, "role user"), ({"messages": [{"role": "user", "content": " "}]}, "empty"),
     ({"messages": PARTS}, "a role"), ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "last one"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
-    ({"temperature": 9.0}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"n": 2}, "another seed"),
+    ({"temperature": 9.0}, "temperature"), ({"max_tokens": 0}, "a number from 1 on"), ({"n": 2}, "another seed"),
     ({"stop": ["a", 3]}, "at most 4 texts"), ({"extra_body": {"choices": ["red"]}}, "single choice"),
     ({"top_logprobs": 3}, "needs logprobs"),
     ({"presence_penalty": 9.0}, "presence_penalty: expected a number from -2 to 2"),
