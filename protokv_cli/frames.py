@@ -36,7 +36,8 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
             why = f"the video {escape_text(name)} of this state is not at hand: not in {' or '.join(map(str, places))}"
             raise SourceNotFound(why, hint="name the file, or the folder it is in, with --video")
         if fingerprint_video_file(path) != digest:
-            raise StateMismatch(f"{path} is not the video that this state watched, or has changed since")
+            why = f"{path} is not the video that this state watched, or has changed since"
+            raise StateMismatch(why, hint="name the one that it watched with --video")
         found.append((float(one.get("start_s") or 0.0), float(part.partition("+")[0] or 0.0), path))
     return found
 

@@ -174,9 +174,10 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
 
 def _describe_damage(d: Row) -> str:
     """Return whether every source and the state itself are whole."""
-    state = "every byte is the one that was saved" if d["digests"] else "not checked"
+    state = "every byte is the one that was saved" if d["digests"] else "its bytes are not checked"
     damage = [one["damage"]["message"] for one in d["stream"]["sources"] if one["damage"]]
-    return f"damaged: {'; '.join(damage)}; the state itself: {state}" if damage else f"yes: {state}"
+    whole = f"yes: {state}" if d["digests"] else state
+    return f"damaged: {'; '.join(damage)}; the state itself: {state}" if damage else whole
 
 
 def _describe_kept(d: Row) -> str:
