@@ -131,7 +131,8 @@ def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scali
 
 def fit_mask(mask: Tensor, query: Tensor) -> Tensor:
     """Return a mask as the kernel of CUDA takes it, in the dtype of the query and in aligned rows; others as it is."""
-    if query.device.type != "cuda" or (mask.dtype == query.dtype and mask.stride(-2) % 16 == 0):
+    aligned = not any(step % 16 for step in (mask.storage_offset(), *mask.stride()[:-1]))
+    if query.device.type != "cuda" or (mask.dtype == query.dtype and aligned):
         return mask
     N = mask.shape[-1]
     return functional.pad(mask.to(query.dtype), (0, -N % 16))[..., :N]
