@@ -35,6 +35,7 @@ class FleetFlags(Flags, panel="Many videos"):
     workers: int | None = option("--workers COUNT", "Processes, each with the model. Default: one a device.", min=1)
     devices: str | None = option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.")
     ray: str | None = option("--ray ADDRESS", "Workers in a Ray cluster: HOST:PORT, or auto: RAY_ADDRESS, or a new.")
+    max_failures: int | None = option("--max-failures COUNT", "Begin no other video after COUNT failures.", min=1)
 
 
 def ingest_fleet(
@@ -57,7 +58,7 @@ def ingest_fleet(
             _show_plan(out, takewhile(lambda _: not stop, preview_fleet(jobs, recipe)))
         else:
             with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), recipe.place, stop) as report:
-                found = run_fleet(jobs, pool, recipe.place, should_stop=report.draw)
+                found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=report.draw)
                 for outcome in found:
                     report.add(outcome)
             report.end()

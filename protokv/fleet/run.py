@@ -110,16 +110,21 @@ def _call(verb: str, args: tuple[Any, ...]) -> Any:
 
 
 def run_fleet(
-    jobs: Iterable[VideoJob], pool: WorkerPool, place: str, *, should_stop: Callable[[], bool] = lambda: False
+    jobs: Iterable[VideoJob],
+    pool: WorkerPool,
+    place: str,
+    *,
+    max_failures: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[VideoOutcome]:
     """Bring every video to its state at `place`; yield one outcome per video, in the order in which they end.
 
-    Videos are taken as workers become free. No other is begun once `should_stop`, asked five times a second, returns
-    True: then those in work are committed.
+    Videos are taken as workers become free. No other is begun after `max_failures`, or once `should_stop`, asked five
+    times a second, returns True: then those in work are committed.
 
     ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
-    waiting, over = iter(jobs), threading.Event()
+    waiting, failed, over = iter(jobs), 0, threading.Event()
     free, in_work = list(range(pool.size)), dict[Future[VideoOutcome], int]()
     with ThreadPoolExecutor(pool.size, "fleet") as threads:
         try:
@@ -131,7 +136,11 @@ def run_fleet(
                     return
                 for ended in wait(in_work, WORKER_POLL_S, FIRST_COMPLETED).done:
                     free.append(in_work.pop(ended))
-                    yield ended.result()
+                    outcome = ended.result()
+                    failed += outcome.status == "failed"
+                    if max_failures is not None and failed >= max_failures:
+                        over.set()
+                    yield outcome
                 if should_stop():
                     over.set()
                     pool.stop()

@@ -88,12 +88,14 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
 
 
 @pytest.mark.usefixtures("pools")
-def test_failures_are_lines_without_passwords(protokv: Program) -> None:
+def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(protokv: Program) -> None:
     gone = [f"gone{i}.mp4" for i in range(30)]
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
     assert result.code == ExitCode.PARTIAL
     assert sum(line.startswith("failed\tgone") for line in result.out.splitlines()) == 30
     assert len(Path("states/failures.jsonl").read_text().splitlines()) == 30
+    result = protokv("ingest", *gone, "-o", "states", *SMALL, "--max-failures", "1")
+    assert (result.code, result.rows()[-1]["left"] > 20) == (ExitCode.PARTIAL, True)
 
     named = "http://admin:s3cret@127.0.0.1:9/a.mp4?token=s3cret"
     planned = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL, "--dry-run")
