@@ -103,7 +103,9 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
     the model or its processor lacks what its family needs, or no memory serves its layers.
     """
     from protokv.backbones.loading import Placement, digest_model_parameters, identify_model
+    from protokv.core.decoder import require_model_object
 
+    require_model_object(model)
     if model.training:
         raise ConfigError("the model is being trained, so its layers are not always the same", hint="call model.eval()")
     config, name = model.config, model.name_or_path or model.config.model_type

@@ -22,6 +22,13 @@ _ARGUMENTS: Final = ("cache", "past_key_values")
 _HOOKED: WeakSet[Any] = WeakSet()
 
 
+def require_model_object(model: Any) -> None:
+    """Refuse what is no model of transformers, and no config, such as a name. ConfigError."""
+    if not hasattr(model, "get_text_config") and not hasattr(model, "get_decoder"):
+        why = f"expected a model of transformers that is loaded, got {type(model).__name__}"
+        raise ConfigError(why, hint="give what from_pretrained returned")
+
+
 class LanguageDecoder:
     """A decoder, of a model or of a config alone."""
 
@@ -33,6 +40,7 @@ class LanguageDecoder:
         """Read a model, and hook its decoder once; or a config."""
         from transformers import AutoModel, PreTrainedConfig
 
+        require_model_object(model_or_config)
         self.model = None if isinstance(model_or_config, PreTrainedConfig) else model_or_config
         if self.model is None:
             with torch.device("meta"):

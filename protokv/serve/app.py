@@ -66,6 +66,7 @@ def build_app(
             Route("/health", lambda _: JSONResponse({"status": "ok"})),
             Route("/page/state", server.guard(page.state)),
             Route("/v1/models", server.guard(server.models)),
+            Route("/v1/models/{name:path}", server.guard(server.models)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
             *feed,
         ],
@@ -142,10 +143,13 @@ class _Server:
         each = ((path, begin, "POST"), (path + "/{name}/frame", push, "POST"), (path + "/{name}", end, "DELETE"))
         return [Route(where, self.guard(handler), methods=[method]) for where, handler, method in each]
 
-    async def models(self, _: Request) -> Response:
-        times = {name: self._states.read_commit_time(path) for name, path in self._states.list_all().items()}
+    async def models(self, request: Request) -> Response:
+        """List all states, or answer with the one that is named."""
+        one = request.path_params.get("name")
+        found = self._states.list_all() if one is None else {one: self._states.find(one)}
+        times = {name: self._states.read_commit_time(path) for name, path in found.items()}
         models = [{"id": name, "object": "model", "created": s, "owned_by": "protokv"} for name, s in times.items()]
-        return JSONResponse({"object": "list", "data": models})
+        return JSONResponse({"object": "list", "data": models} if one is None else models[0])
 
     def guard(self, handler: _Handler) -> _Handler:
         """Return a handler that answers only those who may ask."""

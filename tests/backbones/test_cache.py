@@ -305,6 +305,9 @@ def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
     for call in (cache.step, cache.question):
         with pytest.raises(ConfigError, match="with input_ids, got str"):
             call("x")  # type: ignore[arg-type]
+    for take in (protokv.Cache, lambda model: protokv.watching(model, None).__enter__()):
+        with pytest.raises(ConfigError, match="a model of transformers that is loaded, got str"):
+            take("Qwen/Qwen2.5-VL-7B-Instruct")
     with pytest.raises(ConfigError, match="differ in size"):
         StreamCacheLayer(cache, 0).update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 8))
     with pytest.raises(ConfigError, match="positions"):

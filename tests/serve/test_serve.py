@@ -283,6 +283,8 @@ def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Pat
     with browse(folder) as one:
         names = {model["id"] for model in one.get("/v1/models").json()["data"]}
         assert names == {"door", "garden", "monday/door", "inner", "\\xff"}
+        assert one.get("/v1/models/monday/door").json()["id"] == "monday/door"
+        assert one.get("/v1/models/tuesday").status_code == 404
         assert one.get("/page/state?name=inner").status_code == 200
     # It becomes a link after it was found.
     state.unlink()
