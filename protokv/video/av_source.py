@@ -103,7 +103,7 @@ class AVSource(Source):
         """End any reading, and the connection; remove the copy of a file that was fetched."""
         super().close()
         # The function that asked until now holds this source, and may hold a session.
-        self._should_stop = lambda: True
+        self._should_stop: ShouldStop = lambda: True
         if self._opened is not None:
             self._opened.container.close()
         if self.copy is not None:
