@@ -69,6 +69,6 @@ def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(name
     state = make_state(watched(tiny, CONFIGS["durable"], 0, 1))
     other = replace(state.backbone, **{name: "other"})
     saved = getattr(state.backbone, name)
-    with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved}', here it is 'other'"):
+    with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved[:24]}', here it is 'other'"):
         check_state_fits(state, other)
     check_state_fits(state, replace(state.backbone, name="moved/elsewhere"))
