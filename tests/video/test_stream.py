@@ -24,7 +24,7 @@ def piped(data: bytes) -> Iterator[str]:
     out, into = os.pipe()
 
     def pour() -> None:
-        with os.fdopen(into, "wb") as file, suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), os.fdopen(into, "wb") as file:
             file.write(data)
 
     thread = threading.Thread(target=pour, daemon=True)
