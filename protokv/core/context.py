@@ -132,16 +132,10 @@ class SlotContext(Context):
         self, layer: int, part: slice = slice(None), query_rotation: tuple[Tensor, Tensor] | None = None
     ) -> KVSegment:
         """Return some slots of a layer as attention reads them."""
-        keys, values = self.read(layer, part)
-        if self.rows is not None:
-            keys, values = (held[layer, :, part] for held in self.rows)
-        elif kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
+        keys, values = (held[layer, :, part] for held in self.rows or (self.keys, self.values))
+        if self.rows is None and kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
             keys, values = kernels.append_bias_columns(keys, values, self._columns[layer][:, part])
         return KVSegment(keys, values, self._finite_bias[layer, :, part], query_rotation)
-
-    def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[H, n, D]` of some slots of a layer."""
-        return self.keys[layer, :, part], self.values[layer, :, part]
 
     # Both are computed once for all layers and all tokens of an answer.
     @cached_property

@@ -100,11 +100,7 @@ class PrototypeMemory(SingleDeviceMemory):
 
     def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
         """Return the slots that attention reads, all free."""
-        return KVSlots(shape, far=self.far_slots(config), near=config.near_tokens)
-
-    def far_slots(self, config: Any) -> int:
-        """Return how many slots hold pseudo-tokens that stay written."""
-        return int(config.prototypes * config.slots_per_prototype)
+        return KVSlots(shape, far=config.prototypes * config.slots_per_prototype, near=config.near_tokens)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import chunk_rows
 from protokv.core.bank import PrototypeBank
-from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.quantized import (
     count_features_per_scale,
@@ -24,8 +21,6 @@ from protokv.memories.durable.quantized import (
 
 MOST_PROTOTYPE_NUMBER: Final = 2_000_000_000
 """The greatest mass, step and position of a prototype: int32 has it, even after a mean in float32."""
-# Prototypes of each head that are shown at once.
-_ROWS = 512
 
 
 class DurableBank(PrototypeBank):
@@ -116,7 +111,6 @@ class QuantizedBank(DurableBank):
         exponents = torch.zeros(*slots, features // self._together, dtype=torch.uint8, device=shape.device)
         self.key_codes, self.value_codes = codes.chunk(2, -1)
         self.key_exponents, self.value_exponents = exponents.chunk(2, -1)
-        self._held = codes, exponents
         self._codes, self._exponents = codes.flatten(0, 2), exponents.flatten(0, 2)
         self._features = make_feature_dither(features, shape.device)
 
@@ -131,12 +125,3 @@ class QuantizedBank(DurableBank):
         self._codes.index_copy_(0, rows, codes.to(torch.int8))
         self._exponents.index_copy_(0, rows, exponents)
         return scale_codes(codes, powers)
-
-    def show(self, layers: slice, rotary: Rotary, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield what attention reads of some layers: keys rotated to their anchors, and values, `[l, H, n, D]`, of some
-        prototypes after others."""
-        codes, exponents = self._held
-        for some in chunk_rows(codes.shape[2], _ROWS, codes.device):
-            part = layers, slice(None), some
-            keys, values = dequantize_vectors(codes[part], exponents[part]).chunk(2, -1)
-            yield rotate(keys, *rotary(self.position[part].long())).to(dtype), values.to(dtype)

@@ -10,22 +10,17 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
-from protokv.core.context import Context, SlotContext
+from protokv.core.context import Context
 from protokv.core.near import KVSlots
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
-from protokv.memories.durable.quantized import DecodedContext, insert_slots
 from protokv.memories.durable.repeats import RepeatWeights, find_repeats
 from protokv.memories.durable.rule import DurableRule
 from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import WordMemory
-
-# Numbers of quantized keys, or values, of all layers that are decoded at once: 16 MB of each in bfloat16. If there are
-# more, one layer is decoded after the other, to stay in cache.
-_DECODED_AT_ONCE = 2**23
 
 
 class DurableMemory(PrototypeMemory):
@@ -38,13 +33,11 @@ class DurableMemory(PrototypeMemory):
     ) -> None:
         """Make an empty memory, whose slots are some of those of another one if `within` has them."""
         self._within = within
-        # A CPU decodes quantized prototypes where it reads them. A device has no time for that: it keeps them decoded.
-        self._decodes = config.center_bits == 8 and shape.device.type == "cpu"
         super().__init__(config, shape, rotary)
         self._words: WordMemory | None = None
         words = config.of_words()
         if words is not None:
-            slots = WordMemory.cut_slots(self._slots, self.far_slots(words))
+            slots = WordMemory.cut_slots(self._slots, words.prototypes)
             self._words = WordMemory(DurableMemory(words, shape, rotary, within=slots))
 
     def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
@@ -52,9 +45,8 @@ class DurableMemory(PrototypeMemory):
         words = config.of_words()
         if words is None:
             return self._within or super().new_slots(config, shape)
-        own = self.far_slots(config)
-        slots = KVSlots(shape, far=own + self.far_slots(words) + words.near_tokens, near=config.near_tokens)
-        slots.far = slice(slots.far.start, slots.far.start + own)
+        slots = KVSlots(shape, far=config.prototypes + words.budget, near=config.near_tokens)
+        slots.far = slice(slots.far.start, slots.far.start + config.prototypes)
         return slots
 
     @classmethod
@@ -110,54 +102,31 @@ class DurableMemory(PrototypeMemory):
         """Return the class of the bank under these settings."""
         return QuantizedBank if config.center_bits == 8 else DurableBank
 
-    def far_slots(self, config: Any) -> int:
-        """Return how many slots hold pseudo-tokens; none where prototypes are decoded as they are read."""
-        return 0 if self._decodes else super().far_slots(config)
+    def join(self) -> None:
+        """Let a device read this memory and that of words."""
+        super().join()
+        if self._words is not None:
+            self._words.memory.join()
 
     def update(self, step: StepKV) -> None:
         """Take the step that was told, and write the pseudo-tokens that it changed."""
         super().update(step)
-        self._write_far()
-
-    def _write_far(self) -> None:
-        if self._bank.is_unread and not self._decodes:
-            super()._write_far()
+        if self._bank.is_unread:
+            self._write_far()
 
     def context(self) -> Context:
-        """Return all slots; quantized prototypes are decoded at once where they are few, else when a layer is read.
-
-        Far are, in this order, prototypes of pictures, those of words, and exact words.
-        """
+        """Return all slots. Far are, in this order, prototypes of pictures, those of words, and exact words."""
         self.join()
-        slots, begin = self._slots, self._slots.far.start
-        memories = [self] if self._words is None else [self, self._words.memory]
-        banks = [one._bank for one in memories]
-        for one in memories:
-            one._write_far()  # a state has none of them
+        slots, words = self._slots, None if self._words is None else self._words.memory
 
         def anchors() -> Tensor:
-            L, H = slots.bias.shape[:2]
-            words = [one._near.positions.expand(L, H, -1, -1) for one in memories[1:]]
-            return torch.cat([bank.position.long() for bank in banks] + words, 2)
+            if words is None:
+                return self._anchors()
+            exact = words._near.positions.expand(*slots.bias.shape[:2], -1, -1)
+            return torch.cat((self._anchors(), words._anchors(), exact), 2)
 
-        exact = slots.context(self._near.positions, anchors)
-        K = sum(bank.mass.shape[2] for bank in banks) if self._decodes else 0
-        far = slice(begin, slots.near.start + K)
-        if not self._decodes:
-            return replace(exact, far=far)
-        bias = insert_slots(slots.bias, begin, [self._compute_bias(bank.mass) for bank in banks])
-
-        def decode(layers: slice) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-            dtype = slots.keys.dtype
-            shown = [part for bank in banks for part in bank.show(layers, self._rotary, dtype)]  # type: ignore[attr-defined]
-            return [keys for keys, _ in shown], [values for _, values in shown]
-
-        numbers = slots.keys.shape[1] * K * self._shape.head_size
-        if len(slots.keys) * numbers <= _DECODED_AT_ONCE:
-            pairs = zip((slots.keys, slots.values), decode(slice(None)), strict=True)
-            keys, values = (insert_slots(held, begin, shown) for held, shown in pairs)
-            return SlotContext(keys, values, bias, far, exact.positions)
-        return DecodedContext(slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode)
+        shown = slots.context(self._near.positions, anchors)
+        return replace(shown, far=slice(slots.far.start, slots.near.start))
 
 
 DurableConfig.memory = DurableMemory

@@ -1,4 +1,4 @@
-"""Vectors at a byte a feature (`center_bits=8`), and the context that decodes them where it reads them.
+"""Vectors at a byte a feature (`center_bits=8`).
 
 32 features share a power of two, and each is a whole number from -127 to 127 times it, as in MXINT8 (OCP Microscaling
 Formats 1.0, 2023), which needs no fitted codebook.
@@ -12,14 +12,10 @@ with the centre, and all of its numbers would be rounded again. `samples/studies
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
-
-from protokv.core.context import SlotContext
 
 _SHARED_FEATURES: Final = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
@@ -74,28 +70,3 @@ def make_dither_offsets(mass: Tensor, features: Tensor) -> Tensor:
     """Return the offsets of centres of `mass` `[n]`, `[n, F]` float32: a half for a token alone."""
     sequence = torch.add(features, mass[:, None], alpha=_BY_MASS) & _LEVELS
     return (sequence * 2.0**-32).masked_fill_(mass[:, None] == 1, 0.5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedContext(SlotContext):
-    """`N` slots `[sink | far | near]`; `keys` and `values` lack the first `decoded` far ones."""
-
-    decoded: int  # F, far slots that are decoded
-    # returns keys and values, each in parts `[l, H, n, D]`, model dtype, of the decoded slots of some layers
-    decode: Callable[[slice], tuple[Sequence[Tensor], Sequence[Tensor]]]
-
-    def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Return slots of a layer; nothing is decoded unless there are decoded ones among them."""
-        far = self.far
-        if (part.start or 0) >= far.start + self.decoded:
-            exact = slice(part.start - self.decoded, None if part.stop is None else part.stop - self.decoded)
-            return self.keys[layer][:, exact], self.values[layer][:, exact]
-        some = slice(layer, layer + 1)
-        pairs = zip((self.keys[some], self.values[some]), self.decode(some), strict=True)
-        keys, values = (insert_slots(held, far.start, shown)[0, :, part] for held, shown in pairs)
-        return keys, values
-
-
-def insert_slots(held: Tensor, at: int, parts: Sequence[Tensor]) -> Tensor:
-    """Return `held` `[L, H, N, ...]` with parts `[L, H, n, ...]`, one after the other, inserted at slot `at`."""
-    return torch.cat((held[:, :, :at], *parts, held[:, :, at:]), 2)

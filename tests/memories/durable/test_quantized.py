@@ -13,19 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.context import Context, SlotContext
+from protokv.core.rotary import rotate
 from protokv.memories import DurableConfig
-from protokv.memories.durable import memory as memory_module
 from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.quantized import (
-    DecodedContext,
     count_features_per_scale,
     dequantize_vectors,
     make_dither_offsets,
     make_feature_dither,
     quantize_vectors,
 )
-from tests.core.streams import World, anchored, feed, shape_of
+from tests.core.streams import World, shape_of
 
 
 def quantize(vectors: Tensor, mass: int) -> tuple[Tensor, Tensor]:
@@ -80,68 +78,51 @@ def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_ar
     assert off < 8
 
 
-def memory_of(budget: int = 41, size: int = 16, **changes: object) -> tuple[DurableMemory, World]:
-    shape = shape_of(layers=2, heads=3, size=size, components=3)
+def memory_of(
+    budget: int, size: int = 16, *, dtype: torch.dtype = torch.float32, **changes: object
+) -> tuple[DurableMemory, World]:
+    shape = shape_of(layers=2, heads=3, size=size, components=3, dtype=dtype)
     world = World(shape, 3)
     return DurableMemory(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
 
 
-def same_segments(one: Context, other: Context) -> bool:
-    query = torch.ones(6, 2, 16)
-    pairs = [(one.at(layer, query), other.at(layer, query)) for layer in range(2)]
-    return all(
-        torch.equal(getattr(a, name), getattr(b, name))
-        for found, expected in pairs
-        for a, b in zip(found, expected, strict=True)
-        for name in ("keys", "values", "bias")
-    )
-
-
-def compare_places(one: Context, other: Context) -> None:
-    for layer in range(2):
-        places, expected = one.positions_at(layer), other.positions_at(layer)
-        assert places is not None
-        assert expected is not None
-        assert torch.equal(places, expected)
-
-
-@pytest.mark.parametrize("begins", [0, 2**17])
-def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_held(
-    begins: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory, world = memory_of(center_bits=8)
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_reads_what_the_bank_holds_after_every_step(bits: int, words: bool, dtype: torch.dtype) -> None:
+    memory, world = memory_of(60, dtype=dtype, center_bits=bits, words=words)
     memory.start(*world.sink())
-    for index in range(14):
-        step = world.step(index, 7)
-        memory.append(replace(step, positions=step.positions + begins))
-    # Few prototypes are decoded at once.
-    held = memory.context()
-    assert type(held) is SlotContext
-    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
-    context = memory.context()
-    assert isinstance(context, DecodedContext)
-    moving = anchored(world, 2)
-    pairs = [
-        (context, held),
-        (context.compact(moving), held.compact(moving)),
-        (context.before(begins + 30), held.before(begins + 30)),
-    ]
-    assert type(pairs[1][0]) is not DecodedContext
-    for one, other in pairs:
-        assert same_segments(one, other)
-        compare_places(one, other)
+    for index in range(20):
+        memory.append(replace(world.step(index, 7), words=2 * words * (index % 3 > 0)))
+        if index == 12:
+            state = {name: tensor.clone() for name, tensor in memory.tensors().items()}
+            memory, _ = memory_of(60, dtype=dtype, center_bits=bits, words=words)
+            memory.load(state)
+        context, state = memory.context(), memory.tensors()
+        begin = context.far.start
+        for prefix in ("", "words.") if words else ("",):
+            held = {name: state[f"{prefix}bank.{name}"] for name in ("mass", "position")}
+            for part, shown in (("key", context.keys), ("value", context.values)):
+                if bits == 8:
+                    codes, exponents = (state[f"{prefix}bank.{part}_{name}"] for name in ("codes", "exponents"))
+                    unit = torch.exp2(exponents.float() - 127).masked_fill(exponents == 0, 0)
+                    center = codes * unit.repeat_interleave(codes.shape[-1] // unit.shape[-1], -1)
+                else:
+                    center = state[f"{prefix}bank.{part}_center"]
+                if part == "key":
+                    center = rotate(center, *world.rotary(held["position"].long()))
+                assert torch.equal(shown[:, :, begin : begin + center.shape[2]], center.to(dtype))
+            end = begin + held["mass"].shape[2]
+            assert torch.equal(context.bias[:, :, begin:end], held["mass"].log())
+            assert context.positions is not None
+            assert torch.equal(context.positions()[:, :, begin:end], held["position"].long())
+            begin = end
 
 
-def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() -> None:
+def test_a_saved_prototype_takes_less_than_a_third_of_the_bytes() -> None:
     sizes = {}
     for bits in (8, 32):
-        bytes_of = [memory_of(budget, 128, center_bits=bits, split=(0, 1))[0] for budget in (40, 120)]
-        sizes[bits] = [(memory.bytes_held, memory.most_bytes) for memory in bytes_of]
-        memory, world = memory_of(120, 128, center_bits=bits, split=(0, 1))
-        feed(memory, world, [7] * 30)
-        assert memory.bytes_held == bytes_of[1].bytes_held
-    (held, saved), (held_float, saved_float) = (
-        [after - before for before, after in zip(*sizes[bits], strict=True)] for bits in (8, 32)
-    )
-    assert held * 4 < held_float
-    assert saved * 3 < saved_float
+        memories = [memory_of(budget, 128, center_bits=bits, split=(0, 1))[0] for budget in (40, 120)]
+        few, many = (memory.most_bytes or 0 for memory in memories)
+        sizes[bits] = many - few
+    assert 0 < sizes[8] * 3 < sizes[32]

@@ -168,8 +168,9 @@ def first_alike(codebook: Tensor) -> Tensor:
 
 def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
     context = fast.context()
-    read = zip(*(context.read(layer) for layer in range(fast._shape.layers)), strict=True)
-    keys, values, bias = (part[:, :, context.far].flatten(0, 1) for part in (*map(torch.stack, read), context.bias))
+    keys, values, bias = (
+        part[:, :, context.far].flatten(0, 1) for part in (context.keys, context.values, context.bias)
+    )
     assert context.positions is not None
     positions = context.positions()[:, :, context.far].flatten(0, 1)
     for h, head in enumerate(flat(naive)):
