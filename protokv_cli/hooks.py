@@ -28,9 +28,7 @@ class SubprocessHook(AbstractContextManager["SubprocessHook"]):
         except ValueError:  # a quotation without its end
             self._command = []
         if not self._command or shutil.which(self._command[0]) is None:
-            raise ConfigError(
-                f"--exec: no program {command} can be run", hint="name one that is executable, quoted as in a shell"
-            )
+            raise ConfigError(f"--exec: no program {command} can be run", hint="name one, quoted as in a shell")
         self._say, self._limit_s = say, limit_s
         self._pool, self._work = ThreadPoolExecutor(1, "protokv-exec"), list[Future[None]]()
 

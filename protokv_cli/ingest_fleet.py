@@ -134,15 +134,11 @@ class _Report(ProgressBar):
             kind = getattr(errors, failure.kind, errors.ProtoKVError)
             # What `ingest` of this video alone ends with.
             code = ExitCode.PARTIAL if failure.kind == "Damaged" else find_exit_code(kind(""))
-            row: dict[str, Any] = {**outcome.job.to_dict(), "state": outcome.state, "error": failure.kind}
-            row |= {"message": failure.message, "hint": failure.hint}
-            row |= {"exit_code": int(code), "attempts": outcome.attempts}
+            row = {**outcome.job.to_dict(), "state": outcome.state, "error": failure.kind, "message": failure.message}
+            more = {"hint": failure.hint, "exit_code": int(code), "attempts": outcome.attempts}
             with self._file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(row) + "\n")
-        if self._out.as_json:
-            self._out.json({"type": "video", **outcome.to_dict(), "fleet": self._progress()})
-        else:
-            self._out.text(_describe(outcome))
+                lines.write(json.dumps(row | more) + "\n")
+        _show(self._out, outcome, {"type": "video", **outcome.to_dict(), "fleet": self._progress()})
 
     def draw(self) -> bool:
         """Show how far the fleet is, if it is time; return True if it is to stop."""
@@ -190,10 +186,11 @@ class _Report(ProgressBar):
             raise typer.Exit(ExitCode.PARTIAL)
 
 
-def _describe(outcome: VideoOutcome) -> str:
-    """Return a line: status, video, state, what is wrong, and what a user should know."""
+def _show(out: Output, outcome: VideoOutcome, row: dict[str, Any]) -> None:
+    """Write its row, or a line: status, video, state, what is wrong, and what a user should know."""
     wrong = [outcome.failure.message] if outcome.failure else []
-    return "\t".join([outcome.status, outcome.job.to_dict()["source"], outcome.state, *wrong, *outcome.notes])
+    line = "\t".join([outcome.status, outcome.job.to_dict()["source"], outcome.state, *wrong, *outcome.notes])
+    out.json(row) if out.as_json else out.text(line)
 
 
 def _show_plan(out: Output, found: Iterable[VideoOutcome]) -> None:
@@ -203,14 +200,11 @@ def _show_plan(out: Output, found: Iterable[VideoOutcome]) -> None:
         counts[one.status] += 1
         left_s += one.left_s or 0.0
         unmeasured += one.left_s is None and one.status != "failed"
-        if out.as_json:
-            out.json({"type": "plan", **one.to_dict()})
-        else:
-            out.text(_describe(one))
+        _show(out, one, {"type": "plan", **one.to_dict()})
     videos = counts.total() - counts["done"] - counts["failed"]
     if out.as_json:
-        total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}
-        out.json({"type": "forecast", **total})
+        total = {"all": counts.total(), **counts, "videos": videos}
+        out.json({"type": "forecast", **total, "unmeasured": unmeasured, "left_s": left_s})
     unknown = f" and {format_count(unmeasured, 'video')} of unknown length" if unmeasured else ""
     left = f", {format_time(round(left_s))} to watch{unknown}" if videos else ""
     out.note(f"{_count_videos(counts)}{left}; nothing was written")

@@ -141,10 +141,8 @@ class OutputFlags(DebugFlags):
 
     def open(self, *, outlives_stdout: bool = False) -> Output:
         """Return the streams of the command."""
-        as_json = {OutputFormat.JSON: True, OutputFormat.TABLE: False}.get(self.fmt)
-        return Output(
-            as_json=self.as_json or as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout
-        )
+        as_json = self.as_json or {OutputFormat.JSON: True, OutputFormat.TABLE: False}.get(self.fmt)
+        return Output(as_json=as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout)
 
 
 class TimedOutputFlags(OutputFlags):

@@ -111,7 +111,7 @@ class Output:
         """Write a line to stderr, or `once`; a terminal gets its first word in colour, and can copy it whole."""
         if once and text in self._told:
             return
-        self._told.add(text)
+        self._told |= {text} if once else set()
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()

@@ -56,9 +56,8 @@ class RayWorkerPool(contextlib.AbstractContextManager["RayWorkerPool"]):
         resources = ray.cluster_resources()
         unit = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
         self.size = n or max(1, int(resources.get(unit, 1)))
-        needs = {"num_gpus": 1, "num_cpus": 1} if unit == "GPU" else {"num_cpus": 1}
         # A second thread of the actor takes `stop` while the first one watches.
-        self._make = ray.remote(_Actor).options(max_concurrency=2, **needs)
+        self._make = ray.remote(_Actor).options(max_concurrency=2, num_cpus=1, num_gpus=int(unit == "GPU"))
         self._recipe, self._stopped, self._actors = recipe, False, dict[int, Any]()
 
     def call(self, index: int, verb: str, *args: Any) -> Any:

@@ -111,19 +111,15 @@ def is_fleet_folder(path: str) -> bool:
 
 def find_fleet_states(place: str) -> list[str]:
     """Return the states below a place, sorted by name, without reading them. StateNotFound if there is none."""
-    if is_remote_state(place):
-        found = sorted(address for name, address in list_bucket(place) if name.endswith(tuple(STATE_FORMS)))
-    else:
-        found = sorted(_walk(Path(place)))
-    if not found:
+    listed = list_bucket(place) if is_remote_state(place) else _walk(Path(place))
+    if not (found := sorted(path for name, path in listed if name.endswith(tuple(STATE_FORMS)))):
         raise StateNotFound(f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/")
     return found
 
 
-def _walk(folder: Path) -> Iterator[str]:
+def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     for where, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        seen = [name for name in (*folders, *names) if not name.startswith(".")]
         # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a suffix.
-        states = [name for name in (*folders, *names) if name.endswith(tuple(STATE_FORMS)) and not name.startswith(".")]
-        folders[:] = [name for name in folders if name not in states]
-        yield from (str(Path(where, name)) for name in states)
+        folders[:] = [name for name in folders if name in seen and not name.endswith(tuple(STATE_FORMS))]
+        yield from ((name, str(Path(where, name))) for name in seen)

@@ -83,9 +83,8 @@ class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
         self._stopped.value = True
 
     def __exit__(self, *_: object) -> None:
-        for executor in self._executors:
-            if executor is not None:
-                executor.shutdown()
+        for executor in filter(None, self._executors):
+            executor.shutdown()
         self._scratch.cleanup()
 
 

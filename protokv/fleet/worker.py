@@ -99,11 +99,8 @@ class VideoOutcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""
-        row = {**self.job.to_dict(), **asdict(self)}
-        del row["job"]
-        if self.failure is None:
-            del row["failure"]
-        return row
+        row = self.job.to_dict() | asdict(self)
+        return {name: value for name, value in row.items() if name != "job" and (name, value) != ("failure", None)}
 
 
 class FleetWorker:
@@ -238,10 +235,9 @@ def _check_settings(target: str, header: StateHeader, recipe: JobRecipe, identit
         check_continued_options(target, header, options)
         if options.fps is not None:
             check_continued_field(target, "fps", header.clock.fps, options.fps)
-        if (wanted := options.frame_tokens) is not None:
-            check_continued_field(
-                target, "frame_tokens", header.settings.get("frame_tokens", "the model's own"), wanted
-            )
+        if options.frame_tokens is not None:
+            theirs = header.settings.get("frame_tokens", "the model's own")
+            check_continued_field(target, "frame_tokens", theirs, options.frame_tokens)
     except ProtoKVError as error:
         hint = "ingest into another folder, or start such states over with --force"
         raise type(error)(error.message, hint=hint) from error
