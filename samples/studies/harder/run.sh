@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes the rows again, into the folder of the first argument (default: ./again): about 11 minutes of CPU time for
 # `harder`, 4 for natural backdrops, 7 for centres of 32 bits, 3 for `decay`, 14 for `order`, 20 for `time`, at most 22
-# for `hour`, 15 for its middle, 6 for the full cache over an hour, 30 for `long-budget`. The same command
+# for `hour`, 15 for its middle, 6 for the full cache over an hour, 30 for `long-budget`, 20 for
+# the shared past. The same command
 # continues an interrupted run. Each part first says how long it will take.
 set -eu
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -33,6 +34,10 @@ replay long-budget --worlds 5004000:2 --length 22230 --before 350m --memory dura
   -o "$out/long-budget-200.jsonl"
 replay long-budget --budget 311 --memory durable,infinipot-v --set positions=compact --set infinipot-v.kept_share=0.95 \
   --set infinipot-v.redundancy_share=1 --set infinipot-v.recent_share=0.125 -o "$out/long-budget-311.jsonl"
+for seed in 5004091 5004192 5004347 5004363 5004379 5004398 5004580 5004611; do
+  replay long-budget --memory full --before 1m --length 200 --delays 0,2m --worlds "$seed:1" -o "$out/shared-past-alone.jsonl"
+done
+PYTHONPATH="$root" python "$root/samples/studies/harder/shared_past.py" "$out/shared-past.jsonl" "$out/shared-past"
 replay order -o "$out/order.jsonl"
 replay time -o "$out/time.jsonl"
 worlds --report "$out/harder.jsonl"
