@@ -27,9 +27,9 @@ from tests.stub_backbone import StubBackbone
 
 # Memories whose decoding steps do not wait for the device.
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
-# Operations of a step, and those that each layer adds: 236 and 500 at 28 layers, and 580 and 1,440 at compact positions,
-# where each layer's queries are turned for the near window, and its far keys for themselves. Casts are seen only where
-# nothing runs in inference mode.
+# Operations of a step, and those that each layer adds: 236 and 500 at 28 layers, and 580 and 1,440 at compact
+# positions, where each layer's queries are turned for the near window, and its far keys for themselves. Casts are seen
+# only where nothing runs in inference mode.
 OPERATIONS = {
     "stream": {"sliding-window": (42, 7), "durable": (275, 7)},
     "compact": {"sliding-window": (162, 15), "durable": (392, 38)},

@@ -18,8 +18,8 @@ class DurableConfig(PrototypeConfig):
     So a brief cue that never returns stays longest (`samples/studies/delay/`).
 
     Attributes:
-        center_bits: bits of each number of a centre. 8 saves a byte (`durable.quantized`), 32 float32, in four times the
-            bytes; both hold a copy for attention, in the dtype of the model.
+        center_bits: bits of each number of a centre. 8 saves a byte (`durable.quantized`), 32 float32, in four times
+            the bytes; both hold a copy for attention, in the dtype of the model.
         words: whether the stream may have words; `ingest` sets it where there are subtitles. They merge with words
             alone (`durable.words`).
         step_tokens: tokens of a step, more than which the near window does not hold: where a stream stands still, a
