@@ -210,27 +210,21 @@ _SETTINGS: Final[dict[str, Any]] = {
     "size": {"height": 384, "width": 384},
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
-    "rescale_factor": 1 / 255,
     "resample": 3,
 }
-# A file that asks for other steps is refused.
-_STEPS: Final = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
+FILE_SETTINGS: Final = (
+    "image_mean", "image_std", "rescale_factor", "resample",
+    "do_resize", "do_rescale", "do_normalize", "do_center_crop", "crop_size",
+)  # fmt: skip
+"""The settings that a processor takes from a file as they are."""
 
 
 def make_image_processor(raw: dict[str, Any]) -> Any:
-    """Return the processor of frames of one size that a preprocessor file asks for. ModelError: it asks for more."""
+    """Return the processor of frames of one size that a preprocessor file asks for. ModelError: of another form."""
     # This processor does what the video processor does to a frame, without torchvision.
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    settings = _SETTINGS | {name: raw[name] for name in _SETTINGS if raw.get(name) not in (None, {})}
+    settings = _SETTINGS | {name: raw[name] for name in ("size", *FILE_SETTINGS) if raw.get(name) not in (None, {})}
     if not {"height", "width"} <= settings["size"].keys():
         raise ModelError(f"the video processor asks for frames of {settings['size']}, expected a height and a width")
-    check_preprocessor_steps(raw)
     return SiglipImageProcessorPil(**settings)
-
-
-def check_preprocessor_steps(raw: dict[str, Any]) -> None:
-    """Refuse a preprocessor file that leaves out or adds a step. ModelError."""
-    for name, value in _STEPS.items():
-        if raw.get(name) not in (None, value):
-            raise ModelError(f"the video processor asks for {name} = {raw[name]}, which is not supported")

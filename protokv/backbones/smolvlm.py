@@ -21,12 +21,12 @@ from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import PromptTemplate
-from protokv.backbones.pixels import check_preprocessor_steps
+from protokv.backbones.pixels import FILE_SETTINGS
 from protokv.core.backbone import PreparedStep
 
 _INTRO: Final = "You are provided the following series of frames from a video.\n"
 _OUTRO: Final = "\n\n"
-_OF_FILE: Final = ("image_mean", "image_std", "rescale_factor", "resample", "max_image_size")
+_OF_FILE: Final = (*FILE_SETTINGS, "max_image_size")
 
 
 class SmolVLM(TransformersBackbone):
@@ -57,7 +57,6 @@ class SmolVLM(TransformersBackbone):
         """Return the processor of frames that a file asks for; without a size for video, of squares at once."""
         from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-        check_preprocessor_steps(raw)
         settings = {name: raw[name] for name in _OF_FILE if name in raw}
         square = settings.get("max_image_size", SmolVLMImageProcessorPil.max_image_size)
         size = (raw.get("video_sampling") or {}).get("video_size") or (of_video and raw.get("size")) or square

@@ -220,5 +220,3 @@ def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> Non
         frames = SmolVLM.make_frames(raw, of_video)
         assert (frames.size["longest_edge"], frames.do_image_splitting) == (size, False)
         assert frames.resample == SmolVLMImageProcessorPil.resample
-    with pytest.raises(ModelError, match="do_normalize"):
-        SmolVLM.make_frames(still | {"do_normalize": False}, False)
