@@ -47,6 +47,7 @@ class TransformersBackbone(Backbone):
     usual_fps: ClassVar[float] = 1.0
     # Words of a step: what closes the video before them, the text, what opens the next one. By default a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
+    identify = staticmethod(loading.identify_model)
     otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"  # if it is not as expected
     _grid: tuple[int, int]
 
@@ -85,11 +86,6 @@ class TransformersBackbone(Backbone):
     def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
         """Return what prepares frames, by what `read_video_processor` returned; by default frames of one size."""
         return make_image_processor(raw)
-
-    @classmethod
-    def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
-        """Return the identity of the model that `load` gives, without loading its weights."""
-        return loading.identify_model(path, name, config, placement)
 
     def __init__(
         self, model: Any, tokenizer: Any, prompt: PromptTemplate, identity: BackboneIdentity, frames: Any = None

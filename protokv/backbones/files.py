@@ -65,17 +65,6 @@ def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
     return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
 
 
-def read_chat_template(path: str) -> str | None:
-    """Return the chat template of the older file `chat_template.json`, which a tokenizer does not read by itself.
-
-    None if the tokenizer carries the right one; without that file it may carry the template of a text-only model.
-    """
-    if (Path(path) / "chat_template.jinja").is_file():
-        return None
-    template: str | None = read_model_file(path, "chat_template.json").get("chat_template")
-    return template
-
-
 def list_weight_files(path: str) -> list[Path]:
     """Return the safetensors files of a model folder, in order; they need not exist."""
     folder = Path(path)
@@ -144,7 +133,7 @@ def download_model(name: str, check: Callable[[Path], None], revision: str | Non
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    offline = not _is_reachable(name, revision)
+    offline = not is_on_hub(name, revision)
 
     def bring(patterns: list[str]) -> Path:
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline)
@@ -155,30 +144,18 @@ def download_model(name: str, check: Callable[[Path], None], revision: str | Non
     return bring([file.name for file in list_weight_files(str(folder))])
 
 
-def require_hub_model(name: str, revision: str | None = None) -> None:
-    """Refuse a model that is neither in the cache nor on a reachable hub, without torch. Raises as `download_model`."""
-    from huggingface_hub import errors
+def is_on_hub(name: str, revision: str | None) -> bool:
+    """Return whether the hub answers for this model; if not, it is in the cache. Raises as `download_model`."""
+    from huggingface_hub import HfApi, errors
 
-    if find_cached_model(name, revision) is None and not _is_reachable(name, revision):
-        raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
-
-
-def _is_reachable(name: str, revision: str | None) -> bool:
-    """Return True if the hub answers for this model. Raise its refusal, unless the model is in the cache."""
-    from huggingface_hub import HfApi, constants, errors
-    from huggingface_hub.utils._validators import validate_repo_id
-
-    validate_repo_id(name)
-    if constants.HF_HUB_OFFLINE:
-        return False
     try:
         HfApi().model_info(name, revision=revision, timeout=_PATIENCE_S)
-    except errors.HfHubHTTPError:
-        if find_cached_model(name, revision) is None:
+    except Exception as error:  # the hub client may raise any error of its HTTP library
+        if find_cached_model(name, revision) is not None:
+            return False
+        if isinstance(error, (errors.HfHubHTTPError, errors.HFValidationError)):
             raise
-        return False
-    except Exception:  # the hub client may raise any error of its HTTP library
-        return False
+        raise errors.LocalEntryNotFoundError(f"{name} is not in the cache") from error
     return True
 
 
@@ -203,12 +180,6 @@ def measure_cached_models() -> dict[str, int]:
     except CacheNotFound:
         return {}
     return {one.repo_id: one.size_on_disk for one in found if one.repo_type == "model"}
-
-
-def find_hub_commit(folder: str | Path) -> str | None:
-    """Return the commit that a folder of the cache holds; None for any other folder."""
-    folder = Path(folder)
-    return folder.name if folder.parent.name == "snapshots" else None
 
 
 @contextmanager

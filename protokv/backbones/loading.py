@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from protokv.backbones.files import digest_weights, find_hub_commit, hash_config, list_weight_files, read_chat_template
+from protokv.backbones.files import digest_weights, hash_config, list_weight_files, read_model_file
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
@@ -63,7 +63,9 @@ class PlacementOptions:
     quantization: str | None
 
     @classmethod
-    def parse(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementOptions:
+    def parse(
+        cls, device: str = "auto", dtype: str = "auto", device_map: str | None = None, quantization: str | None = None
+    ) -> PlacementOptions:
         """Check the names. ConfigError: one of them does not exist here, or two contradict each other."""
         plain, plus, in_dtype = dtype.partition("+")
         if plus and (plain == "auto" or quantization not in (None, in_dtype)):
@@ -188,7 +190,12 @@ def use_fast_kernels(model: Any) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and the advice of transformers."""
+    """Silence the progress bars and the advice of transformers, and let Python look for no garbage.
+
+    Imports make 400,000 objects that stay, and it would look at them again and again.
+    """
+    collects = gc.isenabled()
+    gc.disable()
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -200,17 +207,7 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def pause_garbage_collection() -> Iterator[None]:
-    """Let Python look for no garbage: imports make 400,000 objects that stay, and it looks at them again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
+        if collects:
             gc.enable()
 
 
@@ -244,14 +241,8 @@ def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
 
     # bitsandbytes logs a line for every layer of a step.
     getLogger("bitsandbytes").setLevel(ERROR)
-    if placement.quantization == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=placement.dtype,
-        llm_int8_skip_modules=skipped,
-    )
+    settings = {f"load_in_{placement.quantization}": True, "llm_int8_skip_modules": skipped}
+    return BitsAndBytesConfig(bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=placement.dtype, **settings)
 
 
 def load_tokenizer(path: str) -> tuple[Any, str | None]:
@@ -262,7 +253,9 @@ def load_tokenizer(path: str) -> tuple[Any, str | None]:
     if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise ModelError(f"there is no tokenizer in {path}", hint="copy the tokenizer files of the model there")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    return tokenizer, read_chat_template(path)
+    # It does not read the older file by itself, and may carry the template of a text-only model.
+    newer = (Path(path) / "chat_template.jinja").is_file()
+    return tokenizer, None if newer else read_model_file(path, "chat_template.json").get("chat_template")
 
 
 def read_generation_config(config: Any) -> Decoding:
@@ -295,6 +288,7 @@ def identify_model(
     path: str, name: str, config: Any, placement: Placement, digest: str | None = None
 ) -> BackboneIdentity:
     """Identify the model in the folder `path`, called `name`; `digest`: of its weights, None: that of its files."""
+    folder = Path(path)
     return BackboneIdentity(
         name=name,
         family=config.model_type,
@@ -302,19 +296,15 @@ def identify_model(
         weights_digest=digest_weights(path) if digest is None else digest,
         dtype=placement.dtype_name,
         # A folder that the user names has no revision, even if its name looks like a commit.
-        revision=None if path == name else find_hub_commit(path),
+        revision=folder.name if path != name and folder.parent.name == "snapshots" else None,
     )
 
 
 def find_module_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
     """Find where a spread model computes some modules, offloaded ones on its first device; None: it is on one."""
-    placed: dict[str, Any] | None = getattr(model, "hf_device_map", None)
-    if not placed or len(set(placed.values())) == 1:
+    placed: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
+    if len(set(placed.values())) < 2:
         return None
     main = next((device for device in placed.values() if device not in ("cpu", "disk")), "cpu")
-    devices = []
-    for module in modules:
-        holders = [key for key in placed if key in ("", module) or module.startswith(f"{key}.")]
-        device = placed[max(holders, key=len)] if holders else main
-        devices.append(torch.device(main if device in ("cpu", "disk") else device))
-    return devices
+    holders = [max((key for key in placed if not key or f"{one}.".startswith(f"{key}.")), key=len) for one in modules]
+    return [torch.device(main if placed[key] in ("cpu", "disk") else placed[key]) for key in holders]

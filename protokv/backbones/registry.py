@@ -17,9 +17,9 @@ from protokv.backbones.files import (
     find_cached_model,
     find_model_families,
     find_packaged_models,
+    is_on_hub,
     list_weight_files,
     read_model_file,
-    require_hub_model,
     translate_model_errors,
 )
 from protokv.errors import ConfigError, ModelError, ModelNotFound
@@ -126,22 +126,21 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
 
 def require_model(name: str, revision: str | None = None) -> None:
     """Refuse a model whose files are nowhere, as `load_backbone` does, before anything heavy is imported."""
-    if is_hub_name(name, revision):
+    if is_hub_name(name, revision) and find_cached_model(name, revision) is None:
         with translate_model_errors(name):
-            require_hub_model(name, revision)
+            is_on_hub(name, revision)
 
 
 @contextmanager
 def _resolved(
-    name: str, options: dict[str, str | None], revision: str | None, folder: Path | None
+    name: str, options: dict[str, Any], revision: str | None, folder: Path | None
 ) -> Iterator[tuple[type[Backbone], str, Any, Placement]]:
     """Yield family, path, config and placement of a model; turn errors inside the block into clear ones."""
     import torch
 
-    from protokv.backbones.loading import PlacementOptions, pause_garbage_collection, quiet_transformers
+    from protokv.backbones.loading import PlacementOptions, quiet_transformers
 
-    defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
-    request = PlacementOptions.parse(**defaults | options)
+    request = PlacementOptions.parse(**options)
     point = find_packaged_models().get(name)
     packaged: Any = None if point is None else point.load()
     if packaged is not None:
@@ -153,7 +152,7 @@ def _resolved(
         config = read_model_file(path, "config.json")
         yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return
-    with translate_model_errors(name), pause_garbage_collection():
+    with translate_model_errors(name):
         if downloaded and folder is None:
             path = str(download_model(name, _check_family, revision))
         else:

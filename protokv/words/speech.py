@@ -129,7 +129,7 @@ def recognise_speech(recogniser: Any, samples: _Samples) -> Iterator[tuple[float
 @lru_cache(maxsize=1)
 def load_speech_recogniser(name: str, device: str = "auto") -> Any:
     """Return the pipeline of transformers for a model; the last one stays. Raises as `transcribe_to_subtitles`."""
-    place = PlacementOptions.parse(device=device, dtype="auto", device_map=None, quantization=None).device
+    place = PlacementOptions.parse(device).device
     with translate_model_errors(name), quiet_transformers():
         path = str(download_model(name, _check_kind)) if is_hub_name(name, None) else name
         _check_kind(Path(path))

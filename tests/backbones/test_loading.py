@@ -86,7 +86,7 @@ def test_fast_kernels_change_no_logits(folder: Path) -> None:
 
 
 def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = loading.PlacementOptions.parse(device="cpu", dtype="auto", device_map=None, quantization=None)
+    request = loading.PlacementOptions.parse("cpu")
     for multiplies, half in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(loading, "has_bfloat16_instructions", lambda found=multiplies: found)
         assert request.placement(torch.float16).dtype == request.placement(torch.bfloat16).dtype == half
