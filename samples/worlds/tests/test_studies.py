@@ -153,7 +153,7 @@ def test_a_variation_makes_one_variant_per_value_of_the_memories_that_it_names()
     [
         (SettingSweep("full", "seed", [("1", 1)]), "full is not compared"),
         (SettingSweep(None, "colour", [("1", 1)]), "colour: there is no such setting of durable"),
-        (SettingSweep(None, "seed", [("x", "x")]), "seed: expected int"),
+        (SettingSweep(None, "seed", [("x", "x")]), "seed: expected a whole number"),
     ],
 )
 def test_a_variation_that_fits_no_memory_is_refused(variation: SettingSweep, said: str) -> None:
