@@ -150,6 +150,3 @@ class MiniBackbone(GridBackbone, PackagedModel):
         """Return the token ids of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
-
-
-Embedded = MiniBackbone  # entry points of an earlier installation name it so
