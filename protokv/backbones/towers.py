@@ -1,8 +1,8 @@
-"""What the towers of Qwen families work out of the sizes of pictures, told to them, and their windows in one call.
+"""For vision towers of Qwen families: arguments that follow from the sizes of pictures, and attention in windows.
 
-Left alone, a tower works it out on the device and waits for it in every layer; then no graph can hold it. Attention
-within windows is one call a window, and in half precision on a device one call for all of them here: torch's own flash
-attention takes parts of a sequence.
+A tower that is not given these arguments computes them on the device, and the host waits for them in every layer; no
+graph could hold that. A tower attends in one window after the other. Here, in half precision on a device, one call of
+torch's flash attention serves all windows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_tower_inputs(tower: Any, sizes: Tensor, device: torch.device, in_parts:
 
 @contextmanager
 def use_varlen_attention(tower: Any) -> Iterator[None]:
-    """Let a tower attend by one call meanwhile."""
+    """Let a tower attend in all windows by one call, within the block."""
     config, before = tower.config, tower.config._attn_implementation
     config._attn_implementation = _IN_PARTS
     try:

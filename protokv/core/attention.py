@@ -237,7 +237,7 @@ class TokenCache:
             layer.clear()
 
     def take(self, other: Self, tokens: int = 0) -> None:
-        """Go on where a settled fork is, or so many tokens after it."""
+        """Go on from a settled fork, or `tokens` later."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve, as `protokv.core.layers` names it."""

@@ -96,7 +96,7 @@ class Memory(ABC):
 
 
 class SingleDeviceMemory(Memory):
-    """A memory on one device, whose state is declared once and held by `StateTensors`s."""
+    """A memory on one device, whose state is declared once and held in `parts`."""
 
     undivided: ClassVar[str] = ""  # why its layers must all be on one device; empty: they need not
     _slots: KVSlots

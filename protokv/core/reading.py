@@ -47,7 +47,7 @@ class QuestionForwarder:
         length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
         needed = length + room
         if differs or memory.retrieves or not memory.steady or needed > _MOST_ROOM or self._live() is not None:
-            why = why or "it sees other buffers each time, is long, or another answer is not at its end"
+            why = why or "it is long, reads other buffers each time, or an earlier answer has not ended"
         if why:
             self.graphs.how["question"] = why
             return None

@@ -199,7 +199,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             _restore_layers(self.layers, self._settled, self.seen)
 
     def take(self, other: Self, tokens: int = 0) -> None:
-        """Go on where a settled fork is, or later. What other layers hold is copied, in place where its size stays."""
+        """Go on from a settled fork, or `tokens` later. Other layers' tensors are copied, in place where sizes stay."""
         self.seen, held = other.seen + tokens, collect_layer_tensors(other.layers)
         for name, one in held.items():
             mine = self._settled.get(name) if self.form else None
