@@ -1,8 +1,9 @@
 """The fast memory equals `naive`, Algorithms 1-4 written out, token for token.
 
 Assignments, masses, histograms and counters are compared exactly; centres and spatial statistics within what leaves
-room for a different order of adding and for nothing else. Two things are ties to float32 and no error: a token whose
-two best costs differ by less than that ends the comparison there, and codewords that do are one.
+room for a different order of adding and for nothing else. Three things are ties to float32 and no error: a token whose
+two best costs differ by less than that ends the comparison there, codewords that do are one, and residuals that do are
+fitted by one codebook.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from protokv.core.build import build_memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
+from protokv.memories.paper import residuals as quantizer
 from protokv.memories.paper import rule as paper_rule
 from protokv.memories.paper.memory import PaperPrototypeMemory
 from tests.core.streams import World, feed, shape_of, small_config
@@ -33,6 +35,27 @@ TERMS = 16 + 30 * 7
 TIE = tolerance(torch.float32, TERMS)
 # A codeword is a mean of residuals: each of them is as far off as the centre that it was taken against.
 ALIKE = tolerance(torch.float32, TERMS, 8.0)
+
+
+# Samples of codebooks that this comparison fitted, and these.
+_fits = list[tuple[Tensor, Tensor]]()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _residuals_that_are_alike_have_one_codebook() -> Iterator[None]:
+    """A residual half-way between two codewords may go to either one in a fit, and all later passes follow it."""
+    fit_codebook = quantizer.fit_codebook
+
+    def fit(samples: Tensor, G: int, C: int) -> Tensor:
+        for others, codebook in _fits:
+            if others.shape == samples.shape and (others - samples).abs().max() < ALIKE:
+                return codebook
+        _fits.append((samples.clone(), fit_codebook(samples, G, C)))
+        return _fits[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantizer, "fit_codebook", fit)
+        yield
 
 
 def configs() -> st.SearchStrategy[PaperConfig]:
@@ -92,6 +115,7 @@ def both(
     config: PaperConfig, shape: MemoryShape, seed: int, **how: Any
 ) -> tuple[PaperPrototypeMemory, NaiveProtoKV, World]:
     """Start the fast memory and the oracle; return them and the world that both will watch."""
+    _fits.clear()
     world = World(shape, seed, **how)
     fast = build_memory(config, shape, world.rotary)
     assert isinstance(fast, PaperPrototypeMemory)
@@ -148,7 +172,7 @@ def compare_state(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
                 continue
             keys, values = (first_alike(codebook) for codebook in (head.key_codebook, head.value_codebook))
             for name, codebook in (("keys", head.key_codebook), ("values", head.value_codebook)):
-                torch.testing.assert_close(rows(f"codebook.{name}")[h], codebook, rtol=0, atol=ALIKE)
+                assert torch.equal(rows(f"codebook.{name}")[h], codebook)
             counted = [("key", prototype.key_counts, keys), ("value", prototype.value_counts, values)]
             for name, expected, alike in counted:
                 found = rows(f"residual.{name}_counts")[h, slot]
@@ -251,6 +275,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     things=st.sampled_from([2, 12]),
     seed=st.integers(0, 2**16),
 )
+@example(rate=0.9, anchor="recent", things=2, seed=460)  # a residual half-way between two codewords of the fit
 def test_tokens_meet_what_earlier_ones_of_their_step_moved(rate: float, anchor: str, things: int, seed: int) -> None:
     # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
     shape = shape_of(layers=1, heads=2)
