@@ -1,13 +1,14 @@
 """Build the memory that settings mean for a model, and take a saved one up again.
 
-A state of a few bytes can claim any budget, so sizes are checked before anything is allocated. A full state takes the
-bytes of its declaration, and in use about as much again for attention.
+A state of a few bytes can claim any budget, so sizes are checked before anything is allocated.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -56,6 +57,11 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     cls = config.memory
     wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
+    if wanted > there / 16:
+        # A memory without storage tells what one holds; what is saved of it is copied then. torch imports for a second,
+        # and leaves cycles that keep the frames of all callers, and their memories.
+        wanted += cls(config, replace(shape, device=torch.device("meta"), layer_devices=None), rotary).bytes_held
+        gc.collect()
     if wanted > there:
         raise OutOfMemory(
             f"budget: {config.budget} tokens of this model take {wanted / 2**30:.1f} GiB, "

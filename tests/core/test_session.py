@@ -1,6 +1,8 @@
 """A session equals the plain model while nothing has been evicted, and asking leaves no trace."""
 
 import math
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from transformers import GenerationConfig
 from protokv.backbones import load_backbone
 from protokv.backbones.loading import read_generation_config
 from protokv.core.backbone import Backbone
+from protokv.core.build import build_memory, make_memory_shape
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate
 from protokv.core.session import Session
@@ -247,6 +250,24 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(tiny: Backbone, mo
     session = Session.start(tiny, small)
     with pytest.raises(OutOfMemory, match="budget: 16000000 tokens"):
         Session.resume(tiny, huge, session.clock, session.tensors())
+    # What is held beside what is saved counts too, and so does a copy of that.
+    for config in (MemoryConfig.of(name, budget=2000) for name in MEMORIES if name != "full"):
+        shape = make_memory_shape(tiny, config)
+        memory = config.memory(config, shape, tiny.rotary)
+        for less in (0, 1):
+            there = memory.bytes_held + memory.most_bytes - less
+            monkeypatch.setattr("protokv.core.build._device_bytes", lambda _, there=there: there)
+            with pytest.raises(OutOfMemory) if less else nullcontext():
+                build_memory(config, shape, tiny.rotary)
+
+
+def test_the_memory_that_a_first_step_replaces_is_gone_before(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session.start(tiny, DurableConfig(budget=40))
+    first = weakref.ref(session.memory)
+    held = []
+    monkeypatch.setattr("protokv.core.session.build_memory", lambda *of: held.append(first()) or build_memory(*of))
+    session.watch(random_frames(0))
+    assert held == [None]
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:
