@@ -130,8 +130,8 @@ def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
     cells = [
         {**row, "state": row["state"].removeprefix(root), "wrong": row["failure"] or row["damage"]} for row in rows
     ]
-    names = ["state", "stream_time_s", "steps", "file_bytes", "complete"]
-    yield tabulate_rows([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
+    yield tabulate_rows(["state", "stream_time_s", "steps", "file_bytes", "complete"], cells)
+    yield from (f"{one['state']}: {one['wrong']}" for one in cells if one["wrong"])
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{format_count(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
@@ -220,5 +220,5 @@ def _difference_tables(d: Row) -> Iterator[RenderableType]:
         cells = [{**one, "a": str(one["a"]), "b": str(one["b"])} for one in d["header"]]
         yield tabulate_rows(["field", "a", "b"], cells, title="header")
     if d["tensors"]:
-        columns = ["name", "a", "b", "differing", "elements", "max_abs_difference"]
+        columns = ["name", "a", "b", "differing", "max_abs_difference"]
         yield tabulate_rows(columns, d["tensors"], f"tensors, {len(d['tensors'])} of {d['tensors_compared']}")

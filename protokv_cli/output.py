@@ -22,7 +22,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import typer
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 _MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
+_WIDEST_NAME = 38  # of 80 columns
 _BAR_EVERY_S, LOG_EVERY_S = 0.25, 10.0  # drawing at every step of a small model would take as long as the model
 # Of the first word of a message on a terminal.
 _COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
@@ -262,15 +263,19 @@ def tabulate_fields(row: Row, title: str = "") -> RenderableType:
 
 def tabulate_rows(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
     """Return a table of records with a header. Text is shown whole, in more lines if need be; numbers stand right."""
+    from rich.cells import cell_len
     from rich.table import Table
 
     rows = list(rows)
     table = Table(box=None, header_style="cyan")
     for i, name in enumerate(names):
         is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
-        # Cells are folded where they must be, and words of a header never.
+        # Cells are folded where they must be: words of a header never, and names only where they leave no room.
         widest = max(map(len, _heading(name).split()), default=0)
-        table.add_column(_heading(name), overflow="fold", justify="left" if is_text else "right", min_width=widest)
+        cells = [_heading(name), *(_format_cell(name, row[name]) for row in rows)]
+        width = min(max(map(cell_len, cells)), _WIDEST_NAME) if i == 0 else None
+        side: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(cells[0], overflow="fold", justify=side, min_width=widest, width=width)
     for row in rows:
         table.add_row(*(_format_cell(name, row[name]) for name in names))
     return _titled(title, table)

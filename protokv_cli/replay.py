@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -266,13 +267,16 @@ def _show_report(
         report["facts"] |= {name: str(value) for name, value in left_out.items()}
         out.json(report)
     else:
-        # The costs stand below, so that the accuracies at a few delays fit 80 columns.
-        cells = tabulate_report(report)
-        names, costs, whole = list(cells[0])[:-3], list(cells[0])[-3:], cells[0]["questions"]
-        one_part = all(row["questions"] == whole for row in cells)
-        spent = tabulate_rows(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
+        # What is alike in a part stands above it and the costs below, so that a few delays fit 80 columns.
+        cells, tables = tabulate_report(report), []
+        names, costs = list(cells[0])[1:-3], list(cells[0])[-3:]
+        for part, own in ((part, list(own)) for part, own in groupby(cells, itemgetter("questions"))):
+            alike = [name for name in ("budget", "n") if len({row[name] for row in own}) == 1]
+            title = ", ".join([part, *(f"{name} {own[0][name]}" for name in alike)])
+            tables.append(tabulate_rows([name for name in names if name not in alike], own, title))
+        spent = tabulate_rows(["memory", "budget", *costs], [row for row in cells if row["questions"] == "all"])
         facts = tabulate_fields(report["facts"] | {"left out": reasons})
-        out.table(facts, "", tabulate_rows(names[one_part:], cells), REPORT_NOTE, "", spent)
+        out.table(facts, "", *tables, REPORT_NOTE, "", spent)
     if results.table:
         save_report_points(report, results.table)
         out.note(f"numbers: {results.table}")

@@ -120,8 +120,11 @@ def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     (found,) = result.rows()
     assert (result.code, found["equal"]) == (ExitCode.FAILURE, False)
     assert found["states"] == [str(state), "two.safetensors"]
+    protokv.environment["COLUMNS"] = "80"
     table = protokv("inspect", state, "two.safetensors", "--format", "table")
     assert table.code == ExitCode.FAILURE
+    assert all(f" {one['name']} " in table.out for one in found["tensors"])
+    assert max(map(len, table.out.splitlines())) <= 80
     assert all(word in table.out for word in ("different", "memory.pseudo_tokens", "codebook.keys", "differing"))
     equal = protokv("inspect", state, state, "--format", "table")
     assert (equal.code, "equal in all" in equal.out) == (0, True)
