@@ -55,7 +55,7 @@ def ingest_fleet(
     out.note_model(model)
     with handle_signals(out.note) as stop:
         if dry_run:
-            _show_plan(out, takewhile(lambda _: not stop, preview_fleet(jobs, recipe)))
+            _show_plan(out, preview_fleet(jobs, recipe), stop)
         else:
             with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), recipe.place, stop) as report:
                 found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=report.draw)
@@ -193,10 +193,10 @@ def _show(out: Output, outcome: VideoOutcome, row: dict[str, Any]) -> None:
     out.json(row) if out.as_json else out.text(line)
 
 
-def _show_plan(out: Output, found: Iterable[VideoOutcome]) -> None:
-    """Show what a run would do with each video as it is found, and in all."""
+def _show_plan(out: Output, found: Iterable[VideoOutcome], stop: StopSignal) -> None:
+    """Show what a run would do with each video as it is found, and in all; end with 3 if it would."""
     counts, left_s, unmeasured = Counter[str](), 0.0, 0
-    for one in found:
+    for one in takewhile(lambda _: not stop, found):
         counts[one.status] += 1
         left_s += one.left_s or 0.0
         unmeasured += one.left_s is None and one.status != "failed"
@@ -208,6 +208,8 @@ def _show_plan(out: Output, found: Iterable[VideoOutcome]) -> None:
     unknown = f" and {format_count(unmeasured, 'video')} of unknown length" if unmeasured else ""
     left = f", {format_time(round(left_s))} to watch{unknown}" if videos else ""
     out.note(f"{_count_videos(counts)}{left}; nothing was written")
+    if counts["failed"] and not stop:
+        raise typer.Exit(ExitCode.PARTIAL)
 
 
 def _count_videos(counts: Counter[str]) -> str:
