@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from itertools import groupby, takewhile
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,8 @@ from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from protokv.core.backbone import Backbone
     from protokv.replay.benchmarks.base import Benchmark
     from protokv.replay.dataset import OpenDataset
@@ -178,15 +179,18 @@ def replay(
         backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
         plan = study.plan(backbone, known, opened.streams, model.fps)
         out.note_model(model.model, backbone.notice)
+        missing: Mapping[str, str] = opened.missing
         if results.dry_run:
             cost = plan.cost()
             if results.results.exists() and not results.force:
                 rows = AnswerRowFile(results.results)
                 rows.check(plan.trials.values())
                 cost = plan.cost(rows.rows)
-            row = {"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)}
+            row = {"type": "plan", **cost, "missing": missing, "notes": dict(opened.notes)}
             out.record(row, "hours of video, and answers over all memories")
-        elif _run(out, plan, backbone, opened, results, referee):
+        else:
+            missing = _run(out, plan, backbone, opened, results, referee)
+        if missing:
             raise typer.Exit(ExitCode.PARTIAL)
 
 
@@ -250,6 +254,14 @@ class _ReplayBar(ProgressBar):
                 self.show([f"{self._given} of {self._answers} answers", *left, where], done, total)
 
 
+def _tabulate_part(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
+    """Return a table of some rows of a report; what all of them have stands in its title."""
+    columns = ("questions", "n", "budget", "difference")
+    alike = {name: rows[0][name] for name in columns if len({row[name] for row in rows}) == 1}
+    title = ", ".join(f"{name}: {value}" for name, value in alike.items() if value)
+    return tabulate_rows([name for name in names if name not in alike], rows, title)
+
+
 def _show_report(
     out: Output, rows: Sequence[AnswerRow], results: _ResultFlags, left_out: Row, missing: Mapping[str, str]
 ) -> None:
@@ -267,13 +279,11 @@ def _show_report(
         report["facts"] |= {name: str(value) for name, value in left_out.items()}
         out.json(report)
     else:
-        # What is alike in a part stands above it and the costs below, so that a few delays fit 80 columns.
-        cells, tables = tabulate_report(report), []
-        names, costs = list(cells[0])[1:-3], list(cells[0])[-3:]
-        for part, own in ((part, list(own)) for part, own in groupby(cells, itemgetter("questions"))):
-            alike = [name for name in ("budget", "n") if len({row[name] for row in own}) == 1]
-            title = ", ".join([part, *(f"{name} {own[0][name]}" for name in alike)])
-            tables.append(tabulate_rows([name for name in names if name not in alike], own, title))
+        # The costs stand below, so that the accuracies at a few delays fit 80 columns. Means of a set have none.
+        cells = tabulate_report(report)
+        names, costs = list(cells[0])[:-3], list(cells[0])[-3:]
+        parts = groupby(cells, lambda row: row[costs[0]] and row["questions"])
+        tables = [_tabulate_part(names, list(own)) for _, own in parts]
         spent = tabulate_rows(["memory", "budget", *costs], [row for row in cells if row["questions"] == "all"])
         facts = tabulate_fields(report["facts"] | {"left out": reasons})
         out.table(facts, "", *tables, REPORT_NOTE, "", spent)

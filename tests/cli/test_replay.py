@@ -118,12 +118,13 @@ def test_a_table_names_everything_that_decides_its_numbers(
     (tmp_path / "ovo-bench" / "src_videos" / "Ego4D" / "clips" / "clip22.mp4").unlink()
     protokv.environment["COLUMNS"] = "160"
     done = protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--format", "table")
+    assert protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--dry-run").code == ExitCode.PARTIAL
     assert (done.code, "left out: Ego4D/clips/clip22.mp4" in done.err) == (ExitCode.PARTIAL, True)
     said = " ".join(done.out.split())
     for text in (
         "ovo-bench,", ", weights ", "2 a second", "tokens a step", "left out video", "most frequent answer of a type",
         "text only", "last 4 frames", "last 16 frames", "backward without HLD", "95% interval",
-        "fewer than 100 questions or 5 videos",
+        "fewer than 100 questions or 5 videos", "questions: backward, n: 3 memory budget 0 s durable 36 0%",
     ):  # fmt: skip
         assert text in said, text
     (report,) = protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--json").rows()
