@@ -303,8 +303,14 @@ def identify_model(
 def find_module_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
     """Find where a spread model computes some modules, offloaded ones on its first device; None: it is on one."""
     placed: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
-    if len(set(placed.values())) < 2:
+    if len(set(placed.values())) < 2 and "disk" not in placed.values():
         return None
     main = next((device for device in placed.values() if device not in ("cpu", "disk")), "cpu")
-    holders = [max((key for key in placed if not key or f"{one}.".startswith(f"{key}.")), key=len) for one in modules]
-    return [torch.device(main if placed[key] in ("cpu", "disk") else placed[key]) for key in holders]
+    devices = list[torch.device]()
+    for one in modules:
+        around = [key for key in placed if not key or f"{one}.".startswith(f"{key}.")]
+        # A map may divide a layer; its attention comes first.
+        inside = [key for key in placed if key.startswith(f"{one}.")]
+        device = placed[max(around, key=len) if around else inside[0]]
+        devices.append(torch.device(main if device in ("cpu", "disk") else device))
+    return devices

@@ -264,6 +264,12 @@ def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
     offloaded = {"": "cuda:0", f"{text}.layers.1": "cpu", f"{text}.layers.10": "disk", f"{text}.layers.0": "cuda:1"}
     found = find_module_devices(SimpleNamespace(hf_device_map=offloaded), modules)
     assert found == [torch.device(name) for name in ("cuda:0", "cuda:1", "cuda:0", "cuda:0")]
+    # One layer is divided; of a model that is on disk, every part is computed on the CPU.
+    inside = {f"{text}.embed_tokens": "cuda:0", f"{text}.layers.0": "cuda:0", f"{text}.layers.1.self_attn": "cuda:1"}
+    inside |= {f"{text}.layers.1.mlp": "cuda:0", f"{text}.layers.10": "cuda:1"}
+    found = find_module_devices(SimpleNamespace(hf_device_map=inside), modules)
+    assert found == [torch.device(name) for name in ("cuda:0", "cuda:0", "cuda:1", "cuda:1")]
+    assert find_module_devices(SimpleNamespace(hf_device_map={"": "disk"}), modules) == [torch.device("cpu")] * 4
     for whole in (None, {"": "cpu:0"}, {"model": "cpu:1", "lm_head": "cpu:1"}):
         assert find_module_devices(SimpleNamespace(hf_device_map=whole), modules) is None
 
