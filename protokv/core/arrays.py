@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -52,6 +53,15 @@ def sum_weighted_rows(rows: Tensor, share: Tensor, into: Tensor, stay: Tensor) -
         sums = torch.zeros(B * n, F).index_add_(0, (into + first).flatten(), (rows * share[:, :, None]).flatten(0, 1))
         return sums.index_select(0, (stay + first).flatten()).view(B, -1, F)
     return torch.bmm((into[:, None] == stay[:, :, None]) * share[:, None], rows)
+
+
+@cache
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return whether a device multiplies matrices of bfloat16 faster than those of float32."""
+    if device.type == "cpu":
+        # Without these instructions torch multiplies one number after another.
+        return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
 def is_readable_by_numpy(numbers: Tensor) -> bool:

@@ -69,6 +69,7 @@ class PrototypeBank(StateTensors):
             setattr(self, self._names[-1], spec.allocate(shape.device))
         # Rows that changed since the last call of `take_touched_`, with repeats; None: any may have.
         self._touched: list[Tensor] | None = None
+        self._touched_rows = 0
 
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
@@ -130,7 +131,8 @@ class PrototypeBank(StateTensors):
         """Note that what `rows` show changed. Waits for nothing."""
         if self._touched is not None:
             self._touched.append(rows)
-            if sum(map(len, self._touched)) > self.mass.numel():
+            self._touched_rows += len(rows)
+            if self._touched_rows > self.mass.numel():
                 self._touched = None
 
     @property
@@ -140,7 +142,7 @@ class PrototypeBank(StateTensors):
 
     def take_touched_(self) -> Tensor:
         """Return the rows touched since the last call, some more than once; all rows where that is not known."""
-        touched, self._touched = self._touched, []
+        touched, self._touched, self._touched_rows = self._touched, [], 0
         if touched is None:
             return torch.arange(self.mass.numel(), device=self.mass.device)
         return torch.cat(touched) if touched else self.mass.new_empty(0)

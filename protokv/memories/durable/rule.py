@@ -21,7 +21,8 @@ heavier one, of equal ones the older. `samples/studies/language/` measures what 
 In a bank of at most `WHOLE_BANK_PROTOTYPES` or 1.5 T prototypes the C are all. Else they are those with the least
 known costs: every token is compared with all prototypes, and so are T / 8 prototypes a step, in turn. Comparisons read
 a sketch: [key; value] folded to at most 64 numbers under fixed random signs (Achlioptas, 2003;
-https://doi.org/10.1016/S0022-0000(03)00025-4).
+https://doi.org/10.1016/S0022-0000(03)00025-4). Sketches of a bank that is searched are held in bfloat16 where the
+device multiplies it. That rounds less than the 8 bits of a centre do.
 
 All shapes are fixed, nothing waits for the device, and no number of a tensor steers Python: once the bank is full,
 every step is the same operations. `tests/oracles/durable.py` has the rule written out for one head.
@@ -35,7 +36,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import find_first_minimum, slice_rows, sum_weighted_rows
+from protokv.core.arrays import find_first_minimum, multiplies_bfloat16, slice_rows, sum_weighted_rows
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
@@ -53,11 +54,11 @@ _IN_TURN: Final = 8
 """A step of T tokens measures T / 8 prototypes anew."""
 _WIDTH: Final = 64
 # Costs that are worked out at once: what stays in a CPU's cache, and a gigabyte elsewhere.
-_AT_ONCE: Final = {"cpu": 2**18}
+_AT_ONCE: Final = {"cpu": 2**21}
 _MOST_AT_ONCE: Final = 2**28
-# Above the cost of any merge: what is added where a point is kept, what is taken away where it has no mass, and the
-# cost of what may not be. What has no mass goes first, even where it is kept.
-_KEPT, _FAR, _NEVER = 8e36, 4e37, 1e38
+# Above the cost of any merge: what is added where a point is kept, what is taken away where it has no mass, in bfloat16
+# exactly, and the cost of what may not be. What has no mass goes first, even where it is kept.
+_KEPT, _FAR, _NEVER = 8e36, 2.0**126, 1e38
 # A mass above a place among the points, a step above one: there are fewer points than this. Then what is kept.
 _PLACES: Final = 1 << 20
 _LIGHT: Final = 1 << 61
@@ -92,14 +93,20 @@ class DurableRule(BankRule):
             F //= 2
         self._size = B, K, F
         self._signs = draw_sketch_signs(2 * D).to(device)
-        # Of all prototypes; where all are points of every step, nothing else reads them.
-        self._sketches = torch.zeros(B, K if K > WHOLE_BANK_PROTOTYPES else 0, F + 3, device=device)
+        # Of all prototypes, with -1 / mass; where all are points of every step, nothing reads them.
+        held = K if K > WHOLE_BANK_PROTOTYPES else 0
+        self._halves, self._one = torch.tensor([-0.5], device=device), torch.tensor(-1.0, device=device)
+        self._far = torch.tensor(-_FAR, device=device)
+        self._dtype = torch.bfloat16 if held and multiplies_bfloat16(device) else torch.float32
+        nothing = torch.zeros(1, 1, 2 * D, device=device)
+        self._sketches = self._sketch(nothing, nothing[..., 0] > 0).repeat(B, held, 1)
         # A bank is filled from the front: a state leaves out the slots behind those in use.
-        self._fresh = torch.linspace(1, 2, self._sketches.shape[1], device=device)
-        self._sketches[..., F], self._sketches[..., F + 1], self._sketches[..., F + 2] = 1, -_FAR, self._fresh
+        self._fresh = torch.linspace(-1, -2, held, device=device)
+        self._shares = self._fresh.repeat(B, 1)
         self._cost = torch.zeros(B, K, device=device)
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE_BANK_PROTOTYPES, device=device)
+        self._places = self._line[:0].float()
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
     def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
@@ -123,6 +130,8 @@ class DurableRule(BankRule):
         limits = self._novelty.limits(told, T, self._bank.opened.view(B))
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
+        if len(self._places) < C + T:
+            self._places = self._line[: C + T].float()
         centers = torch.cat((tokens.keys, tokens.values), 2)
         rows = torch.cat((tokens.mass[:, None], limits.step.expand(T, 1), tokens.positions), 1)
         # What has no mass has no step and no position.
@@ -130,27 +139,31 @@ class DurableRule(BankRule):
         # What is read for a head stays in a CPU's cache until it is written. On a device a part costs launches.
         with_all = (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
         for heads in self._parts(B, max((C + T) ** 2, with_all)):
-            self._take_in_(heads, centers[heads], rows[heads], limits.at(heads), C)
+            self._take_in_(heads, centers[heads], rows[heads], usable, limits.at(heads), C)
         self._bank.opened += usable.sum()
 
-    def _take_in_(self, heads: slice, centers: Tensor, rows: Tensor, limits: MergeExclusions, C: int) -> None:
+    def _take_in_(
+        self, heads: slice, centers: Tensor, rows: Tensor, usable: Tensor, limits: MergeExclusions, C: int
+    ) -> None:
         """Put tokens with these centres and rows into the bank of some heads."""
         bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
-        own = self._sketch(centers, rows[..., 0]) if self._sketches.numel() else None
+        sketch = self._sketch(centers, usable)
         every = self._line[heads.start * K : heads.stop * K]
-        chosen = every if C == K or own is None else self._candidates(heads, own, limits, C)
-        centers = torch.cat((bank.read(chosen).view(h, C, -1), centers), 1)
-        rows = torch.cat((bank.rows.index_select(0, chosen).view(h, C, -1), rows), 1)
-        if own is None:
-            sketch = self._sketch(centers, rows[..., 0])
+        chosen = every if C == K else self._candidates(heads, sketch, limits, C)
+        own, of_own = bank.read(chosen).view(h, C, -1), bank.rows.index_select(0, chosen).view(h, C, -1)
+        searched = self._sketches.numel() > 0
+        if searched:
+            known = self._sketches.flatten(0, 1).index_select(0, chosen).view(h, C, -1)
         else:
-            sketch = torch.cat((self._sketches.flatten(0, 1).index_select(0, chosen).view(h, C, -1), own), 1)
-        centers, rows, cost = self._merge(centers, sketch, rows, limits, C)
+            known = self._sketch(own, of_own[..., 0] > 0)
+        centers, sketch = torch.cat((own, centers), 1), torch.cat((known, sketch), 1)
+        centers, rows, cost = self._merge(centers, sketch, torch.cat((of_own, rows), 1), limits, C)
         mass = rows[..., 0].flatten()
         bank.rows.index_copy_(0, chosen, rows.flatten(0, 1))
         centers = bank.write_(chosen, centers.flatten(0, 1), mass)
-        if own is not None:
-            self._sketches.flatten(0, 1).index_copy_(0, chosen, self._sketch(centers, mass))
+        if searched:
+            self._sketches.flatten(0, 1).index_copy_(0, chosen, self._sketch(centers, mass > 0))
+            self._shares.view(-1).index_copy_(0, chosen, self._share(mass))
         if C < K:
             self._cost.view(-1).index_copy_(0, chosen, cost.flatten())
         bank.touch_(chosen)
@@ -159,50 +172,50 @@ class DurableRule(BankRule):
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
         return slice_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
 
-    def _sketch(self, centers: Tensor, mass: Tensor) -> Tensor:
-        """Return the sketches of centres `[..., 2 D]` of `mass` `[...]`."""
-        F = self._size[2]
-        z = centers.new_ones(*mass.shape, F + 3)
-        torch.sum((centers * self._signs).view(*mass.shape, -1, F), -2, out=z[..., :F])
-        torch.sum(z[..., :F].square(), -1, out=z[..., F + 1])
-        # Merging what has no mass costs less than anything.
-        z[..., F + 1].masked_fill_(mass == 0, -_FAR)
-        torch.reciprocal(mass.clamp(min=1), out=z[..., F + 2])
+    def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
+        """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2 and |f|^2; in bfloat16 -1 / 2 twice, |f|^2 and
+        what that rounds off. Where a point is not `usable`, it has no mass: merging it costs less than anything."""
+        f = (centers * self._signs).view(*centers.shape[:-1], -1, self._size[2]).sum(-2)
+        f = f.to(self._dtype).float()
+        norm = torch.where(usable, f.square().sum(-1), self._far)[..., None]
+        parts = 1 if self._dtype == torch.float32 else 2
+        halves = self._halves.expand(*norm.shape[:-1], parts)
+        z = torch.cat((f, halves, norm.expand_as(halves)), -1).to(self._dtype)
+        if parts > 1:
+            torch.sub(norm, z[..., -2:-1], out=z[..., -1:])
         return z
 
     def _turn(self, sketches: Tensor) -> Tensor:
-        """Return rows `[B, n, F + 2]` whose products with the first F + 2 numbers of other sketches are squares of
-        distances: [-2 f, |f|^2, 1] with [g, 1, |g|^2]."""
+        """Return rows `[B, n, ...]` whose products with sketches are -1 / 2 of squares of distances."""
         F = self._size[2]
-        ones, norms = sketches[..., F : F + 2].chunk(2, -1)
-        return torch.cat((sketches[..., :F] * -2, norms, ones), -1)
+        f, rest = sketches[..., :F], sketches[..., F:]
+        halves, norms = rest.chunk(2, -1)
+        return torch.cat((f, norms, halves), -1)
 
-    def _costs(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return Ward's costs between sketches `[B, m, ...]` and `[B, n, ...]`."""
-        F = self._size[2]
-        squares = torch.bmm(self._turn(one), other[..., : F + 2].mT)
-        # A CPU adds rows of numbers that lie side by side several times as fast.
-        return squares.div_(one[..., F + 2, None] + other[..., None, :, F + 2].contiguous())
+    def _share(self, mass: Tensor) -> Tensor:
+        """Return -1 / mass, of no mass -1."""
+        return self._one / mass.clamp(min=1)
 
     def _candidates(self, heads: slice, tokens: Tensor, limits: MergeExclusions, C: int) -> Tensor:
         """Return the rows of the C prototypes of each of these heads with the least known costs, to each other or to
         tokens with these sketches, of those that may merge; measure some prototypes anew."""
         _, K, F = self._size
-        T, sketches, known = tokens.shape[1], self._sketches[heads], self._cost[heads]
+        T, sketches, shares, known = tokens.shape[1], self._sketches[heads], self._shares[heads], self._cost[heads]
         turns = -(-T // _IN_TURN)
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         turned = sketches.index_select(1, some)
         ours = self._turn(torch.cat((tokens, turned), 1))
         # A token of no mass is far from all.
         ours[..., F].abs_()
+        share = shares.index_select(1, some)[..., None]
         # Of each prototype the least cost to any of these, and of those in turn to any prototype. Every token counts
         # as one here, so its nearest one is found before anything is divided.
         least, of_turns = torch.empty_like(known), []
         for part in self._parts(K, ours.shape[0] * ours.shape[1]):
-            share = sketches[:, None, part, F + 2]
-            near, costs = torch.bmm(ours, sketches[:, part, : F + 2].mT).tensor_split((T,), 1)
-            costs.div_(turned[..., F + 2, None] + share)
-            torch.minimum(near.amin(1).div_(share[:, 0] + 1), costs.amin(1), out=least[:, part])
+            theirs = shares[:, part]
+            near, costs = torch.bmm(ours, sketches[:, part].mT).tensor_split((T,), 1)
+            costs = costs / (theirs[:, None] + share)
+            torch.minimum(near.amax(1) / (theirs - 1), costs.amin(1), out=least[:, part])
             itself = some[:, None] == self._line[part]
             of_turns.append(costs.add_(itself, alpha=_NEVER).amin(2))
         known.index_copy_(1, some, of_turns[0] if len(of_turns) == 1 else torch.stack(of_turns).amin(0))
@@ -219,8 +232,7 @@ class DurableRule(BankRule):
 
         Args:
             centers: `[B, n, 2 D]` float32, of prototypes and, after these, of tokens.
-            sketch: `[B, n, F + 3]` float32: F numbers, 1, the square sum of the numbers (below all others where there
-                is no mass), and 1 / mass.
+            sketch: `[B, n, ...]`, as `_sketch` returns them.
             rows: `[B, n, 2 + P]` int64, as `DurableBank.rows`, which those returned fit.
             limits: what is kept.
             C: how many stay.
@@ -245,12 +257,14 @@ class DurableRule(BankRule):
         """Return what each point goes into `[B, n]`, itself if it stays or is dropped; which points stay `[B, C]`; and
         the least costs of these to each other, `[B, C]`."""
         n = mass.shape[1]
-        line, costs = self._line[:n], self._costs(sketch, sketch)
+        line, share, sketch = self._line[:n], self._share(mass), sketch.float()
+        # Half of Ward's costs.
+        costs = torch.bmm(self._turn(sketch), sketch.mT).div_(share[:, None] + share[..., None])
         costs.add_(kept[:, :, None], alpha=_KEPT)
         # What is kept counts as lighter, so that only another one that is kept goes into it, or what has no mass.
         rank = torch.sub(line, mass, alpha=_PLACES).add_(kept, alpha=_LIGHT)
         # A CPU compares and fills four times as slowly as it adds.
-        place = rank.argsort(dim=1).argsort(dim=1).float()
+        place = torch.empty_like(costs[:, 0]).scatter_(1, rank.argsort(dim=1), self._places[:n].expand_as(rank))
         costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
         least, goal = find_first_minimum(costs)
         cheapest, waits = least.argsort(dim=1, stable=True)[:, :T], least > least.gather(1, goal)
@@ -263,7 +277,8 @@ class DurableRule(BankRule):
         least, goal = find_first_minimum(costs.add_(gone[:, None]))
         if self._drops:
             tokens = sketch[:, n - T :, : self._size[2]]
-            usual = (tokens - tokens.mean(1, keepdim=True)).square_().sum((1, 2))[:, None] / T
+            # Half of it, as costs are.
+            usual = tokens.var(1, correction=-T).sum(1, keepdim=True)
             goal = torch.where(least <= usual, goal, line)
         into = goal.scatter(1, stay, stay)
         least += gone
@@ -273,14 +288,14 @@ class DurableRule(BankRule):
         """Return the least known costs, whose turn it is, and what novelty and repeats hold."""
         return {
             "rule.cost": self._cost.view_as(self._bank.mass),
-            "rule.tried": (self._sketches[..., -1] <= 1).sum(1).view_as(self._bank.opened),
+            "rule.tried": (self._shares >= -1).sum(1).view_as(self._bank.opened),
             **self._novelty.live_tensors(),
             **({} if self._repeats is None else self._repeats.live_tensors()),
         }
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return the sketches."""
-        return {"rule": (self._sketches,)}
+        """Return what a search reads."""
+        return {"rule": (self._sketches, self._shares)}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state; the bank has taken its own before."""
@@ -289,10 +304,11 @@ class DurableRule(BankRule):
             self._repeats.take(tensors)
         self._cost.view_as(self._bank.mass).copy_(tensors["rule.cost"])
         if self._sketches.numel():
-            sketches = self._sketch(self._bank.read(self._line[: self._cost.numel()]), self._bank.rows[:, 0])
+            mass = self._bank.rows[:, 0]
+            sketches = self._sketch(self._bank.read(self._line[: len(mass)]), mass > 0)
             self._sketches.copy_(sketches.view_as(self._sketches))
             fresh = self._line[: len(self._fresh)] >= tensors["rule.tried"].view(-1, 1).to(self._line.device)
-            self._sketches[..., -1] = torch.where(fresh, self._fresh, self._sketches[..., -1])
+            torch.where(fresh, self._fresh, self._share(mass).view_as(fresh), out=self._shares)
 
 
 def draw_sketch_signs(numbers: int) -> Tensor:
