@@ -56,6 +56,7 @@ _WIDTH: Final = 64
 # Costs that are worked out at once: what stays in a CPU's cache, and a gigabyte elsewhere.
 _AT_ONCE: Final = {"cpu": 2**21}
 _MOST_AT_ONCE: Final = 2**28
+_READ_AT_ONCE: Final = 2**18  # prototypes that are decoded at once to take a state
 # Above the cost of any merge: what is added where a point is kept, what is taken away where it has no mass, in bfloat16
 # exactly, and the cost of what may not be. What has no mass goes first, even where it is kept.
 _KEPT, _FAR, _NEVER = 8e36, 2.0**126, 1e38
@@ -305,8 +306,9 @@ class DurableRule(BankRule):
         self._cost.view_as(self._bank.mass).copy_(tensors["rule.cost"])
         if self._sketches.numel():
             mass = self._bank.rows[:, 0]
-            sketches = self._sketch(self._bank.read(self._line[: len(mass)]), mass > 0)
-            self._sketches.copy_(sketches.view_as(self._sketches))
+            sketches = self._sketches.flatten(0, 1)
+            for some in slice_rows(len(mass), _READ_AT_ONCE):
+                sketches[some] = self._sketch(self._bank.read(self._line[: len(mass)][some]), mass[some] > 0)
             fresh = self._line[: len(self._fresh)] >= tensors["rule.tried"].view(-1, 1).to(self._line.device)
             torch.where(fresh, self._fresh, self._share(mass).view_as(fresh), out=self._shares)
 
