@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,13 +53,20 @@ def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
     """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor the device."""
-    cls = config.memory
+    cls, spread = config.memory, len(set(shape.layer_devices or ())) > 1
+
+    def make() -> Memory:
+        return LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
+
     wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
     if wanted > there / 16:
-        # A memory without storage tells what one holds; what is saved of it is copied then. torch imports for a second,
-        # and leaves cycles that keep the frames of all callers, and their memories.
-        wanted += cls(config, replace(shape, device=torch.device("meta"), layer_devices=None), rotary).bytes_held
+        # A memory of tensors without data tells what one holds; what is saved of it is copied then. torch imports for a
+        # second or two, and leaves cycles that keep the frames of all callers, and their memories.
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            wanted += make().bytes_held
         gc.collect()
     if wanted > there:
         raise OutOfMemory(
@@ -68,8 +74,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
             f"and the device has {there / 2**30:.1f} GiB",
             hint="choose a smaller budget",
         )
-    spread = len(set(shape.layer_devices or ())) > 1
-    return LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
+    return make()
 
 
 def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:
