@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
+from protokv.backbones.chat import PromptTemplate
 from protokv.core.backbone import ChatTurn, PreparedStep
 from protokv.core.context import Context
 from protokv.core.step import StreamClock
@@ -36,6 +37,11 @@ class LlavaOnevision(TransformersBackbone):
         side = ceil(vision.image_size // vision.patch_size / 2)
         self._grid = (side, side)
         self.settings = {"frame_height": size["height"], "frame_width": size["width"], "frame_tokens": side**2}
+
+    @classmethod
+    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:
+        """Return the prompt of a model; its config says which token stands for the video."""
+        return PromptTemplate(tokenizer, tokenizer.convert_ids_to_tokens(config.video_token_id), template)
 
     def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
         """Return the newline after the video (`_NEWLINE`) and the chat prompt after it."""

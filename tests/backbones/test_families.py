@@ -211,6 +211,16 @@ def test_the_processors_older_template_comes_before_that_of_a_text_only_tokenize
             newer.embed_step(np.asarray(images))
 
 
+def test_the_config_of_llava_onevision_names_the_placeholder_of_its_template(tmp_path: Path) -> None:
+    folder = BUILDERS["llava_onevision"](tmp_path)
+    usual, template, settings = load(folder), folder / "chat_template.jinja", folder / "config.json"
+    template.write_text(template.read_text().replace("<video>", "<image>"))
+    config = json.loads(settings.read_text())
+    settings.write_text(json.dumps(config | {"video_token_index": config["image_token_index"]}))
+    other = load(folder)
+    assert (other.prefix_ids, other.suffix_ids(QUESTION)) == (usual.prefix_ids, usual.suffix_ids(QUESTION))
+
+
 def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> None:
     square = {"max_image_size": {"longest_edge": 512}}
     still = square | {"size": {"longest_edge": 2048}}
