@@ -62,6 +62,7 @@ MEMORIES: Final[dict[str, tuple[str, int, dict[str, float]]]] = {
     "durable, 1,000": ("durable", 1000, {}),
     "infinipot-v, tuned, 1,000": ("infinipot-v", 1000, _TUNED),
     "hermes, tuned": ("hermes", 6000, _ATTENTION),
+    "continuity": ("continuity", 6000, {}),
 }
 
 
