@@ -11,9 +11,9 @@ from torch import Tensor
 _WIDE = torch.complex128
 
 
-def concat_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return parts joined along the first axis; a single one is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def concat_rows(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return parts joined along an axis; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
 def write_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
@@ -60,8 +60,14 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     """Return whether a device multiplies matrices of bfloat16 faster than those of float32."""
     if device.type == "cpu":
         # Without these instructions torch multiplies one number after another.
-        return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        has_mkldnn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        return has_mkldnn and torch.backends.cpu.get_cpu_capability() == "AVX512"
     return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
+
+
+def read_maximum(numbers: Tensor) -> int | None:
+    """Return the greatest of some integers; None where that would wait for a device."""
+    return int(numbers.numpy().max()) if is_readable_by_numpy(numbers) else None
 
 
 def is_readable_by_numpy(numbers: Tensor) -> bool:

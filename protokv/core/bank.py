@@ -183,6 +183,7 @@ class BankRule(StateTensors):
     """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place."""
 
     told: ClassVar[int] = 0  # how many numbers the host tells it on the device in a step
+    prototypes_used: int | None = None  # of each head, from the first on; None: any may be in use
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks
 from protokv.core.build import build_memory
-from protokv.core.context import EMPTY_BIAS, Context, KVSegment
+from protokv.core.context import EMPTY_BIAS, Context, KVSegment, join_segments
 from protokv.core.decoder import LanguageDecoder
 from protokv.core.memory import Memory, SingleDeviceMemory
 from protokv.core.settings import MemoryConfig
@@ -207,7 +207,8 @@ class MemoryCache(StreamCache):
     def _read_slots(self) -> list[KVSegment]:
         """Return the slots in use of each layer; all layers have as many, for one mask serves them all."""
         # A memory that chooses by the query is refused, so none is needed.
-        segments = [self.context.at(number, torch.empty(0))[0] for number in range(len(self.memory_layers))]
+        layers = range(len(self.memory_layers))
+        segments = [join_segments(self.context.at(number, torch.empty(0))) for number in layers]
         used = [(segment.bias > EMPTY_BIAS).any(0) for segment in segments]
         most = max(int(one.sum()) for one in used)
         found = []

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
+from protokv.core.arrays import concat_rows
 from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by_moves_
 
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp, and so
@@ -36,6 +37,12 @@ class KVSegment:
     bias: Tensor  # `[H, N]` float32, added to the logits: `EMPTY_BIAS` free, `0` exact token, `log n_k` pseudo-token
     # cos and sin, `[D]` float32; queries are rotated by it before they meet these keys
     query_rotation: tuple[Tensor, Tensor] | None = None
+
+
+def join_segments(segments: Sequence[KVSegment]) -> KVSegment:
+    """Return segments as one; queries of none of them are rotated."""
+    keys, values, bias = zip(*((one.keys, one.values, one.bias) for one in segments), strict=True)
+    return KVSegment(concat_rows(keys, 1), concat_rows(values, 1), concat_rows(bias, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +128,13 @@ class SlotContext(Context):
     # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are seldom asked for
     positions: Callable[[], Tensor] | None = None
     until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
+    unread: slice | None = None  # far slots that never held anything, which a CPU leaves out
     # keys and values of `kernels.append_bias_columns`, where they are at hand
     rows: tuple[Tensor, Tensor] | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return the slots of this layer."""
-        return (self.segment(layer),)
+        return tuple(self.segment(layer, part) for part in self._parts)
 
     def segment(
         self, layer: int, part: slice = slice(None), query_rotation: tuple[Tensor, Tensor] | None = None
@@ -136,6 +144,11 @@ class SlotContext(Context):
         if self.rows is None and kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
             keys, values = kernels.append_bias_columns(keys, values, self._columns[layer][:, part])
         return KVSegment(keys, values, self._finite_bias[layer, :, part], query_rotation)
+
+    @property
+    def _parts(self) -> tuple[slice, ...]:
+        out = self.unread
+        return (slice(None),) if out is None else (slice(0, out.start), slice(out.stop, None))
 
     # Both are computed once for all layers and all tokens of an answer.
     @cached_property
@@ -148,7 +161,10 @@ class SlotContext(Context):
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of this layer's slots."""
-        return None if self.positions is None else self.positions()[layer]
+        if self.positions is None:
+            return None
+        places = self.positions()[layer]
+        return concat_rows([places[:, part] for part in self._parts], 1)
 
     def before(self, time: int) -> SlotContext:
         """Hide later tokens. A prototype of several tokens stays; its bias is the logarithm of their number."""
@@ -190,7 +206,8 @@ class SlotContext(Context):
         )
         after = highest.max().clamp(min=anchoring.origin - 1) + 1
         next_position = torch.where(shift > 0, after, anchoring.end)
-        return CompactContext(self, anchoring, moves, anchoring.rotary(moving * shift), shift, next_position)
+        slots = replace(self, unread=None)
+        return CompactContext(slots, anchoring, moves, anchoring.rotary(moving * shift), shift, next_position)
 
     def _places(self) -> Tensor:
         if self.positions is None:

@@ -48,8 +48,11 @@ class KVSlots(StateTensors):
         self.bias[:, :, self.sink] = 0.0
         self.started = True
 
-    def context(self, near: Tensor, far: Callable[[], Tensor] | None = None) -> SlotContext:
-        """Return all slots, given stream positions: `near` `[near, P]` int64, and what returns `[L, H, far, P]`."""
+    def context(self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None) -> SlotContext:
+        """Return all slots, given stream positions: `near` `[near, P]` int64, and what returns `[L, H, far, P]`.
+
+        Only the first `used` far slots may hold anything; None: all.
+        """
 
         def positions() -> Tensor:
             L, H = self.keys.shape[:2]
@@ -62,7 +65,9 @@ class KVSlots(StateTensors):
             D = self.keys.shape[-1]
             columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
             self._rows[0][..., D : D + columns.shape[-1]] = columns
-        return SlotContext(self.keys, self.values, self.bias, self.far, positions, rows=self._rows)
+        begin = self.far.stop if used is None else self.far.start + used
+        unread = slice(begin, self.far.stop) if begin < self.far.stop else None
+        return SlotContext(self.keys, self.values, self.bias, self.far, positions, unread=unread, rows=self._rows)
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:

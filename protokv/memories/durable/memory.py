@@ -125,7 +125,8 @@ class DurableMemory(PrototypeMemory):
             exact = words._near.positions.expand(*slots.bias.shape[:2], -1, -1)
             return torch.cat((self._anchors(), words._anchors(), exact), 2)
 
-        shown = slots.context(self._near.positions, anchors)
+        used = None if self._rule is None else self._rule.prototypes_used
+        shown = slots.context(self._near.positions, anchors, used)
         return replace(shown, far=slice(slots.far.start, slots.near.start))
 
 

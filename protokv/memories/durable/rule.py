@@ -36,7 +36,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import find_first_minimum, multiplies_bfloat16, slice_rows, sum_weighted_rows
+from protokv.core.arrays import find_first_minimum, multiplies_bfloat16, read_maximum, slice_rows, sum_weighted_rows
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
@@ -108,6 +108,8 @@ class DurableRule(BankRule):
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE_BANK_PROTOTYPES, device=device)
         self._places = self._line[:0].float()
+        # 1 of an empty bank, as its state says.
+        self.prototypes_used = read_maximum(self._line[1:2]) if held else None
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
     def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
@@ -129,6 +131,8 @@ class DurableRule(BankRule):
         C = min(K, max(-(-T * 3 // 2), K if K <= WHOLE_BANK_PROTOTYPES else WHOLE_BANK_PROTOTYPES * 2 // 3))
         usable = tokens.mass > 0
         limits = self._novelty.limits(told, T, self._bank.opened.view(B))
+        if C == K and self.prototypes_used is not None:
+            self.prototypes_used = K
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
         if len(self._places) < C + T:
@@ -224,6 +228,8 @@ class DurableRule(BankRule):
         bank = self._bank
         kept = limits.keep(bank.last_step.flatten(0, 1)[heads], bank.mass.flatten(0, 1)[heads])
         found = least.add_(kept, alpha=_KEPT).topk(C, largest=False).indices
+        if self.prototypes_used is not None and self.prototypes_used < K:
+            self.prototypes_used = max(self.prototypes_used, 1 + (read_maximum(found) or 0))
         return (found + self._head[heads]).view(-1)
 
     def _merge(
@@ -311,6 +317,8 @@ class DurableRule(BankRule):
                 sketches[some] = self._sketch(self._bank.read(self._line[: len(mass)][some]), mass[some] > 0)
             fresh = self._line[: len(self._fresh)] >= tensors["rule.tried"].view(-1, 1).to(self._line.device)
             torch.where(fresh, self._fresh, self._share(mass).view_as(fresh), out=self._shares)
+            if self.prototypes_used is not None:
+                self.prototypes_used = int(tensors["rule.tried"].max())
 
 
 def draw_sketch_signs(numbers: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protokv.core import arrays
+from protokv.core.attention import attend
 from protokv.core.bank import FarTokens
 from protokv.core.step import StepKV
 from protokv.memories.durable import repeats, rule
@@ -309,3 +310,27 @@ def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(deep: bool, monkeyp
     usual = torch.cdist(came, came).median()
     assert (apart.max() < usual / 2) == deep
     assert (memory.tensors()["bank.mass"] > 0).all()
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=12), st.integers(260, 400), st.integers(0, 2**16))
+def test_a_cpu_reads_no_slot_that_never_held_anything_and_gets_what_it_gets_from_all(
+    lengths: list[int], budget: int, seed: int
+) -> None:
+    world = World(shape_of(heads=2, size=16, components=3), seed)
+    memory = DurableMemory(small_durable(budget), world.shape, world.rotary)
+    steps = feed(memory, world, lengths)
+    context, query = memory.context(), steps[-1].keys[0].repeat_interleave(2, 0)
+    whole = replace(context, unread=None)
+    some, all_slots = ([*one.at(0, query)] for one in (context, whole))
+    read, slots = (sum(segment.keys.shape[1] for segment in one) for one in (some, all_slots))
+    used, prototypes = memory._rule.prototypes_used, memory._config.prototypes
+    assert read == slots - prototypes + used
+    local = steps[-1].keys[0], steps[-1].values[0]
+    torch.testing.assert_close(attend(query, some, local, 0.3), attend(query, all_slots, local, 0.3))
+    # Places are of the slots that are read.
+    assert context.positions_at(0).shape[1] == read
+    again = DurableMemory(small_durable(budget), world.shape, world.rotary)
+    again.load(copy_of(memory))
+    assert again._rule.prototypes_used == used
+    event("all" if used == prototypes else "some")
