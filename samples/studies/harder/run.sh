@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the rows again, into the folder of the first argument (default: ./again): about 11 minutes of CPU time for
 # `harder`, 4 for natural backdrops, 7 for centres of 32 bits, 3 for `decay`, 14 for `order`, 20 for `time`, at most 22
-# for `hour`, 15 for its middle, 6 for the full cache over an hour, 30 for `long-budget`, 20 for
+# for `hour`, 15 for its middle, 6 for the full cache over an hour, 30 for `long-budget`, 28 for
 # the shared past. The same command
 # continues an interrupted run. Each part first says how long it will take.
 set -eu
