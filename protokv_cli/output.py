@@ -273,9 +273,10 @@ def tabulate_rows(names: Sequence[str], rows: Iterable[Row], title: str = "") ->
         # Cells are folded where they must be: words of a header never, and names only where they leave no room.
         widest = max(map(len, _heading(name).split()), default=0)
         cells = [_heading(name), *(_format_cell(name, row[name]) for row in rows)]
-        width = min(max(map(cell_len, cells)), _WIDEST_NAME) if i == 0 else None
+        if i == 0:
+            widest = max(widest, min(max(map(cell_len, cells)), _WIDEST_NAME))
         side: Literal["left", "right"] = "left" if is_text else "right"
-        table.add_column(cells[0], overflow="fold", justify=side, min_width=widest, width=width)
+        table.add_column(cells[0], overflow="fold", justify=side, min_width=widest)
     for row in rows:
         table.add_row(*(_format_cell(name, row[name]) for name in names))
     return _titled(title, table)
