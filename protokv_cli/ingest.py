@@ -187,11 +187,14 @@ def _ingest_one(
     out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None, command: str | None
 ) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
+    from protokv.fleet.plan import is_fleet_folder, locate_fleet_state, make_video_key
     from protokv.ingestion import IngestSummary, ingest_events
     from protokv.video.address import name_source
     from protokv_cli.ingest_report import EventPrinter
 
-    opened, target, name = _open_stdin(source), _target_in_folder(source, state), name_source(source)
+    opened, name = _open_stdin(source), name_source(source)
+    # The name of the source decides where no state is named.
+    target = state if state is None or not is_fleet_folder(state) else locate_fleet_state(state, make_video_key(source))
     with (
         handle_signals(out.note) as stop,
         SubprocessHook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
@@ -211,10 +214,3 @@ def _open_stdin(source: str) -> str:
     if source == "-" and sys.stdin.isatty():
         raise ConfigError("nothing is piped in", hint="for example: ffmpeg -i ... -f mpegts - | protokv ingest -")
     return f"pipe:{sys.stdin.fileno()}" if source == "-" else source
-
-
-def _target_in_folder(source: str, state: str | None) -> str | None:
-    """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
-    from protokv.fleet.plan import is_fleet_folder, locate_fleet_state, make_video_key
-
-    return state if state is None or not is_fleet_folder(state) else locate_fleet_state(state, make_video_key(source))

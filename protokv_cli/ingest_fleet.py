@@ -44,11 +44,15 @@ def ingest_fleet(
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
     from protokv.fleet import JobRecipe, list_video_jobs, preview_fleet, run_fleet
     from protokv.ingestion.options import DEFAULT_MODEL
+    from protokv.state.store import find_state_suffix
     from protokv_cli.ingest_report import show_query_hint
 
-    model = str(chosen.backbone or DEFAULT_MODEL)
+    place, model = output or ".", str(chosen.backbone or DEFAULT_MODEL)
     require_model(model, chosen.revision)
-    recipe = JobRecipe(place=_check_place(output or "."), options=chosen)
+    if not Path(place).is_dir() and (find_state_suffix(place) is not None or Path(place).exists()):
+        why = f"several videos become as many states, and {place} is the name of one"
+        raise ConfigError(why, hint="name a folder: -o DIR/")
+    recipe = JobRecipe(place=place, options=chosen)
     jobs = list_video_jobs([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
@@ -57,25 +61,15 @@ def ingest_fleet(
         if dry_run:
             _show_plan(out, preview_fleet(jobs, recipe), stop)
         else:
-            with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), recipe.place, stop) as report:
-                found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=report.draw)
+            with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), place, stop) as report:
+                found = run_fleet(jobs, pool, place, max_failures=fleet.max_failures, should_stop=report.draw)
                 for outcome in found:
                     report.add(outcome)
             report.end()
     if stop.exit is not None:
         raise typer.Exit(stop.exit)
     if not dry_run:
-        show_query_hint(out, ["--state", recipe.place], model, chosen.backbone)
-
-
-def _check_place(place: str) -> str:
-    """Return the folder or prefix of the states. ConfigError if it is the name of a single state."""
-    from protokv.state.store import find_state_suffix
-
-    if not Path(place).is_dir() and (find_state_suffix(place) is not None or Path(place).exists()):
-        why = f"several videos become as many states, and {place} is the name of one"
-        raise ConfigError(why, hint="name a folder: -o DIR/")
-    return place
+        show_query_hint(out, ["--state", place], model, chosen.backbone)
 
 
 def _read_list(listing: str) -> list[str]:

@@ -22,7 +22,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
@@ -266,19 +266,16 @@ def tabulate_rows(names: Sequence[str], rows: Iterable[Row], title: str = "") ->
     from rich.cells import cell_len
     from rich.table import Table
 
-    rows = list(rows)
-    table = Table(box=None, header_style="cyan")
-    for i, name in enumerate(names):
+    rows, table = list(rows), Table(box=None, header_style="cyan")
+    columns = [[_heading(name), *(_format_cell(name, row[name]) for row in rows)] for name in names]
+    for i, (name, cells) in enumerate(zip(names, columns, strict=True)):
         is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
         # Cells are folded where they must be: words of a header never, and names only where they leave no room.
-        widest = max(map(len, _heading(name).split()), default=0)
-        cells = [_heading(name), *(_format_cell(name, row[name]) for row in rows)]
-        if i == 0:
-            widest = max(widest, min(max(map(cell_len, cells)), _WIDEST_NAME))
-        side: Literal["left", "right"] = "left" if is_text else "right"
-        table.add_column(cells[0], overflow="fold", justify=side, min_width=widest)
-    for row in rows:
-        table.add_row(*(_format_cell(name, row[name]) for name in names))
+        widest = max(map(len, cells[0].split()), default=0)
+        table.add_column(cells[0], overflow="fold", justify="left" if is_text else "right", min_width=widest)
+    table.columns[0].min_width = min(max(map(cell_len, columns[0])), _WIDEST_NAME)
+    for texts in list(zip(*columns, strict=True))[1:]:
+        table.add_row(*texts)
     return _titled(title, table)
 
 

@@ -143,12 +143,6 @@ def _find_stream_time(text: str, reader: StateReader, now: float) -> float:
     return float(found[-1])
 
 
-def measure_commit_age(reader: StateReader) -> float | None:
-    """Return the age of a live stream's last commit; None for an earlier one, and for a file."""
-    clocks = reader.wall_clocks
-    return max(0.0, time.time() - clocks[-1].committed_at) if clocks and reader.at_s is None else None
-
-
 def show_commit_note(out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None) -> None:
     """Note the stream time of the commit if it differs from `--at`; without `--at`, its age."""
     if at_s is not None and format_time(stream_time_s) != format_time(at_s):

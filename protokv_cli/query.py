@@ -18,7 +18,7 @@ from protokv_cli.asking import Answerer, AnswerFlags, QuestionErrors, UserQuesti
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, Flags, ModelFlags, OutputFormat, TimedOutputFlags, check_options, option
 from protokv_cli.output import ProgressBar, format_time, round_timings, show_timings, tabulate_rows
-from protokv_cli.parsing import measure_commit_age, open_commit_at, show_commit_note
+from protokv_cli.parsing import open_commit_at, show_commit_note
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
@@ -121,7 +121,9 @@ def _ask_one(
         if answers.how.frames is not None:
             videos += find_state_videos(reader, answers.how.video)
         session = reader.session(model.model, timings=clock, **model.placement)
-    age_s = measure_commit_age(reader)
+    # The last commit of a live stream has an age.
+    clocks = reader.wall_clocks if reader.at_s is None else []
+    age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
     show_commit_note(out, session.clock.stream_time_s, reader.at_s, age_s)
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)

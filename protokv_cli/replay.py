@@ -20,8 +20,6 @@ from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from protokv.core.backbone import Backbone
     from protokv.replay.benchmarks.base import Benchmark
     from protokv.replay.dataset import OpenDataset
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
 _TEXT = "Video files; with --report, files of results."
 _Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE", help=_TEXT)]
+_SHARED = ("questions", "n", "budget", "difference")  # columns that all rows of a table may have alike: in its title
 
 
 class _StudyFlags(Flags, panel="What to ask"):
@@ -179,7 +178,7 @@ def replay(
         backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
         plan = study.plan(backbone, known, opened.streams, model.fps)
         out.note_model(model.model, backbone.notice)
-        missing: Mapping[str, str] = opened.missing
+        missing = opened.missing
         if results.dry_run:
             cost = plan.cost()
             if results.results.exists() and not results.force:
@@ -254,14 +253,6 @@ class _ReplayBar(ProgressBar):
                 self.show([f"{self._given} of {self._answers} answers", *left, where], done, total)
 
 
-def _tabulate_part(names: Sequence[str], rows: Sequence[Row]) -> RenderableType:
-    """Return a table of some rows of a report; what all of them have stands in its title."""
-    columns = ("questions", "n", "budget", "difference")
-    alike = {name: rows[0][name] for name in columns if len({row[name] for row in rows}) == 1}
-    title = ", ".join(f"{name}: {value}" for name, value in alike.items() if value)
-    return tabulate_rows([name for name in names if name not in alike], rows, title)
-
-
 def _show_report(
     out: Output, rows: Sequence[AnswerRow], results: _ResultFlags, left_out: Row, missing: Mapping[str, str]
 ) -> None:
@@ -282,8 +273,12 @@ def _show_report(
         # The costs stand below, so that the accuracies at a few delays fit 80 columns. Means of a set have none.
         cells = tabulate_report(report)
         names, costs = list(cells[0])[:-3], list(cells[0])[-3:]
-        parts = groupby(cells, lambda row: row[costs[0]] and row["questions"])
-        tables = [_tabulate_part(names, list(own)) for _, own in parts]
+        tables = []
+        for _, part in groupby(cells, lambda row: row[costs[0]] and row["questions"]):
+            own = list(part)
+            alike = {name: own[0][name] for name in _SHARED if len({row[name] for row in own}) == 1}
+            title = ", ".join(f"{name}: {value}" for name, value in alike.items() if value)
+            tables.append(tabulate_rows([name for name in names if name not in alike], own, title))
         spent = tabulate_rows(["memory", "budget", *costs], [row for row in cells if row["questions"] == "all"])
         facts = tabulate_fields(report["facts"] | {"left out": reasons})
         out.table(facts, "", *tables, REPORT_NOTE, "", spent)

@@ -310,7 +310,6 @@ def find_module_devices(model: Any, modules: Sequence[str]) -> list[torch.device
     for one in modules:
         around = [key for key in placed if not key or f"{one}.".startswith(f"{key}.")]
         # A map may divide a layer; its attention comes first.
-        inside = [key for key in placed if key.startswith(f"{one}.")]
-        device = placed[max(around, key=len) if around else inside[0]]
-        devices.append(torch.device(main if device in ("cpu", "disk") else device))
+        holder = max(around, key=len) if around else next(key for key in placed if key.startswith(f"{one}."))
+        devices.append(torch.device(main if placed[holder] in ("cpu", "disk") else placed[holder]))
     return devices

@@ -111,18 +111,6 @@ def smart_resize(height: int, width: int, config: PreprocessorConfig) -> tuple[i
     return rows, columns
 
 
-def _resize(
-    image: np.ndarray[Any, np.dtype[np.uint8]], height: int, width: int, resample: int
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Resize one RGB frame `[*, *, 3]` uint8 with PIL."""
-    if image.shape[:2] == (height, width):
-        return image
-    # Imported here, because a process that only asks questions needs no PIL.
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(image).resize((width, height), resample=Image.Resampling(resample)))
-
-
 def patchify(images: np.ndarray[Any, np.dtype[np.uint8]], config: PreprocessorConfig) -> tuple[Tensor, tuple[int, int]]:
     """Cut one temporal patch of frames `[temporal_patch_size, height, width, 3]` uint8 into flat patches.
 
@@ -130,12 +118,16 @@ def patchify(images: np.ndarray[Any, np.dtype[np.uint8]], config: PreprocessorCo
         `[patches, 3 * temporal_patch_size * patch_size ** 2]` float32 in the order of the merged tokens, and the
         rows and columns of those tokens.
     """
-    size = smart_resize(images.shape[1], images.shape[2], config)
-    frames = torch.from_numpy(np.stack([_resize(image, *size, config.resample) for image in images]))
-    pixels = frames.permute(0, 3, 1, 2).float() / 255
+    height, width = smart_resize(images.shape[1], images.shape[2], config)
+    if images.shape[1:3] != (height, width):
+        # Imported here, because a process that only asks questions needs no PIL.
+        from PIL import Image
+
+        images = np.stack([np.asarray(Image.fromarray(one).resize((width, height), config.resample)) for one in images])
+    pixels = torch.tensor(images).permute(0, 3, 1, 2).float() / 255
     mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.mean, config.std))
     pixels = (pixels - mean) / std
-    F, channels, height, width = pixels.shape
+    F, channels, *_ = pixels.shape
     p, m = config.patch_size, config.merge_size
     rows, columns = height // (p * m), width // (p * m)
     blocks = pixels.reshape(F, channels, rows, m, p, columns, m, p)
