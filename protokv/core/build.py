@@ -65,7 +65,8 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         # second or two, and leaves cycles that keep the frames of all callers, and their memories.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        # In inference mode a tensor of numbers would be made on the device.
+        with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
             wanted += make().bytes_held
         gc.collect()
     if wanted > there:

@@ -245,12 +245,14 @@ class Session:
     def settle(self, config: MemoryConfig) -> None:
         """Begin under other settings: the memory, which has seen no step yet, is made anew."""
         if config != self.config:
-            self.intact = False
             del self.memory  # both at once take twice the bytes
             with torch.inference_mode(False):
-                self.config, self.memory = config, Session.start(self.backbone, config).memory
+                try:
+                    self.config, self.memory = config, Session.start(self.backbone, config).memory
+                except BaseException:
+                    self.memory = Session.start(self.backbone, self.config).memory
+                    raise
             self._renew_graphs()
-            self.intact = True
 
     def forward(self, steps: Sequence[PositionedStep]) -> tuple[Tensor, Tensor, TokenCache]:
         """Return keys and values `[L, H, T, D]` of steps, at stream positions, and the cache that forwarded them."""

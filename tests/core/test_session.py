@@ -16,6 +16,7 @@ from protokv.backbones.loading import read_generation_config
 from protokv.core.backbone import Backbone
 from protokv.core.build import build_memory, make_memory_shape
 from protokv.core.decoding import Decoding
+from protokv.core.memory import Memory
 from protokv.core.rotary import rerotate
 from protokv.core.session import Session
 from protokv.core.step import make_cell_centres
@@ -250,6 +251,9 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(tiny: Backbone, mo
     session = Session.start(tiny, small)
     with pytest.raises(OutOfMemory, match="budget: 16000000 tokens"):
         Session.resume(tiny, huge, session.clock, session.tensors())
+    device = replace(make_memory_shape(tiny, small), device=torch.device("meta"))
+    with torch.inference_mode(), pytest.raises(OutOfMemory):
+        build_memory(DurableConfig(budget=5000), device, tiny.rotary)
     # What is held beside what is saved counts too, and so does a copy of that.
     configs = (MemoryConfig.of(name, budget=2000) for name in MEMORIES)
     for config in (one for one in configs if one.memory.bounded):
@@ -269,6 +273,24 @@ def test_the_memory_that_a_first_step_replaces_is_gone_before(tiny: Backbone, mo
     monkeypatch.setattr("protokv.core.session.build_memory", lambda *of: held.append(first()) or build_memory(*of))
     session.watch(random_frames(0))
     assert held == [None]
+
+
+def test_a_first_step_without_room_leaves_a_session_as_it_was(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(config: DurableConfig, *of: object) -> Memory:
+        if config.step_tokens:
+            raise OutOfMemory("no room")
+        return build_memory(config, *of)  # type: ignore[arg-type]
+
+    session = Session.start(tiny, DurableConfig(budget=40))
+    before = session.prefill(QUESTION)
+    with monkeypatch.context() as patch:
+        patch.setattr("protokv.core.session.build_memory", build)
+        with pytest.raises(OutOfMemory, match="no room"):
+            session.watch(random_frames(0))
+    assert session.intact
+    assert torch.equal(session.prefill(QUESTION), before)
+    session.watch(random_frames(0))
+    assert same(session.tensors(), watched(tiny, DurableConfig(budget=40), range(1)).tensors())
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:
