@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks
 from protokv.core.build import build_memory
-from protokv.core.context import EMPTY_BIAS, Context, KVSegment, join_segments
+from protokv.core.context import EMPTY_BIAS, Context, KVSegment
 from protokv.core.decoder import LanguageDecoder
 from protokv.core.memory import Memory, SingleDeviceMemory
 from protokv.core.settings import MemoryConfig
@@ -207,16 +207,16 @@ class MemoryCache(StreamCache):
     def _read_slots(self) -> list[KVSegment]:
         """Return the slots in use of each layer; all layers have as many, for one mask serves them all."""
         # A memory that chooses by the query is refused, so none is needed.
-        layers = range(len(self.memory_layers))
-        segments = [join_segments(self.context.at(number, torch.empty(0))) for number in layers]
-        used = [(segment.bias > EMPTY_BIAS).any(0) for segment in segments]
+        read = [self.context.at(number, torch.empty(0)) for number in range(len(self.memory_layers))]
+        used = [torch.cat([part.bias for part in parts], 1).gt(EMPTY_BIAS).any(0) for parts in read]
         most = max(int(one.sum()) for one in used)
-        found = []
-        for segment, one in zip(segments, used, strict=True):
+        found, D = [], self._head_size
+        for parts, one in zip(read, used, strict=True):
             some = one.int().argsort(descending=True, stable=True)[:most]
+            held = ([getattr(part, name) for part in parts] for name in ("keys", "values", "bias"))
+            keys, values, bias = (torch.cat(each, 1)[:, some] for each in held)
             # In half precision attention keeps columns of the bias behind keys and values.
-            keys, values = (part[:, some, : self._head_size] for part in (segment.keys, segment.values))
-            found.append(KVSegment(self.decoder.from_halves(keys), values, segment.bias[:, some]))
+            found.append(KVSegment(self.decoder.from_halves(keys[..., :D]), values[..., :D], bias))
         shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
         if shares and any(bool(one.bias.any()) for one in found):
             why = "this model has layers that share keys, and stock attention hands them no bias"
@@ -232,8 +232,7 @@ class MemoryCache(StreamCache):
     ) -> MemoryShape:
         """Return what a memory must know of the model."""
         self._head_size = D
-        spread = devices if len(set(devices)) > 1 else None
-        return MemoryShape(len(devices), H, D, components, sink, dtype, devices[0], spread)
+        return MemoryShape(len(devices), H, D, components, sink, dtype, devices[0], devices)
 
     def _take_positions(self, T: int, device: torch.device) -> Tensor:
         """Return the positions `[T, P]` of what was forwarded; one after another if nobody noted them."""

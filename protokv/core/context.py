@@ -39,12 +39,6 @@ class KVSegment:
     query_rotation: tuple[Tensor, Tensor] | None = None
 
 
-def join_segments(segments: Sequence[KVSegment]) -> KVSegment:
-    """Return segments as one; queries of none of them are rotated."""
-    keys, values, bias = zip(*((one.keys, one.values, one.bias) for one in segments), strict=True)
-    return KVSegment(concat_rows(keys, 1), concat_rows(values, 1), concat_rows(bias, 1))
-
-
 @dataclass(frozen=True, slots=True)
 class PositionFacts:
     """Facts of the model and the stream that compact positions need."""
@@ -128,13 +122,13 @@ class SlotContext(Context):
     # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are seldom asked for
     positions: Callable[[], Tensor] | None = None
     until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
-    unread: slice | None = None  # far slots that never held anything, which a CPU leaves out
+    parts: tuple[slice, ...] = (slice(None),)  # what is read: a CPU leaves out far slots that never held anything
     # keys and values of `kernels.append_bias_columns`, where they are at hand
     rows: tuple[Tensor, Tensor] | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return the slots of this layer."""
-        return tuple(self.segment(layer, part) for part in self._parts)
+        return tuple(self.segment(layer, part) for part in self.parts)
 
     def segment(
         self, layer: int, part: slice = slice(None), query_rotation: tuple[Tensor, Tensor] | None = None
@@ -144,11 +138,6 @@ class SlotContext(Context):
         if self.rows is None and kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
             keys, values = kernels.append_bias_columns(keys, values, self._columns[layer][:, part])
         return KVSegment(keys, values, self._finite_bias[layer, :, part], query_rotation)
-
-    @property
-    def _parts(self) -> tuple[slice, ...]:
-        out = self.unread
-        return (slice(None),) if out is None else (slice(0, out.start), slice(out.stop, None))
 
     # Both are computed once for all layers and all tokens of an answer.
     @cached_property
@@ -164,7 +153,7 @@ class SlotContext(Context):
         if self.positions is None:
             return None
         places = self.positions()[layer]
-        return concat_rows([places[:, part] for part in self._parts], 1)
+        return concat_rows([places[:, part] for part in self.parts], 1)
 
     def before(self, time: int) -> SlotContext:
         """Hide later tokens. A prototype of several tokens stays; its bias is the logarithm of their number."""
@@ -206,7 +195,7 @@ class SlotContext(Context):
         )
         after = highest.max().clamp(min=anchoring.origin - 1) + 1
         next_position = torch.where(shift > 0, after, anchoring.end)
-        slots = replace(self, unread=None)
+        slots = replace(self, parts=(slice(None),))
         return CompactContext(slots, anchoring, moves, anchoring.rotary(moving * shift), shift, next_position)
 
     def _places(self) -> Tensor:

@@ -65,9 +65,9 @@ class KVSlots(StateTensors):
             D = self.keys.shape[-1]
             columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
             self._rows[0][..., D : D + columns.shape[-1]] = columns
-        begin = self.far.stop if used is None else self.far.start + used
-        unread = slice(begin, self.far.stop) if begin < self.far.stop else None
-        return SlotContext(self.keys, self.values, self.bias, self.far, positions, unread=unread, rows=self._rows)
+        end = self.far.stop if used is None else self.far.start + used
+        parts = (slice(None),) if end == self.far.stop else (slice(0, end), slice(self.far.stop, None))
+        return SlotContext(self.keys, self.values, self.bias, self.far, positions, parts=parts, rows=self._rows)
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:

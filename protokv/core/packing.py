@@ -77,13 +77,12 @@ def restore_unused_slots(tensors: Mapping[str, Tensor], specs: Iterable[TensorSp
     """Undo `trim_unused_slots`. The tensors must fit the specs (`check_tensor_shapes`); whole ones are not copied."""
     whole = dict(tensors)
     for spec in specs:
-        found = tensors.get(spec.name)
-        if found is None or all(want in (None, size) for want, size in zip(spec.shape, found.shape, strict=True)):
+        if (found := tensors.get(spec.name)) is None:
             continue
         wanted = [size if want is None else want for want, size in zip(spec.shape, found.shape, strict=True)]
-        full = torch.full(wanted, spec.fill, dtype=spec.dtype, device=found.device)
-        full[tuple(slice(0, size) for size in found.shape)] = found
-        whole[spec.name] = full
+        if wanted != list(found.shape):
+            full = whole[spec.name] = torch.full(wanted, spec.fill, dtype=spec.dtype, device=found.device)
+            full[tuple(slice(0, size) for size in found.shape)] = found
     return whole
 
 

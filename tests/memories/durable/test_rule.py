@@ -321,7 +321,7 @@ def test_a_cpu_reads_no_slot_that_never_held_anything_and_gets_what_it_gets_from
     memory = DurableMemory(small_durable(budget), world.shape, world.rotary)
     steps = feed(memory, world, lengths)
     context, query = memory.context(), steps[-1].keys[0].repeat_interleave(2, 0)
-    whole = replace(context, unread=None)
+    whole = replace(context, parts=(slice(None),))
     some, all_slots = ([*one.at(0, query)] for one in (context, whole))
     read, slots = (sum(segment.keys.shape[1] for segment in one) for one in (some, all_slots))
     used, prototypes = memory._rule.prototypes_used, memory._config.prototypes
