@@ -131,6 +131,13 @@ def cluster(points: Sequence[Point], members: Sequence[int], at_mean: bool) -> P
     return Point(mean("center"), mass, last, [round(x) for x in mean("position")] if at_mean else newest)
 
 
+def weigh(weights: Sequence[int], opened: int, absorbed: int) -> list[int]:
+    """Return what tokens of these weights weigh in a bank that so many tokens and repeats reached before."""
+    # As if a step of tokens of four sights each had come first.
+    new, repeats = opened + len(weights), absorbed + 3 * len(weights)
+    return [min(weight, 4 if repeats > 1.5 * new else 2) for weight in weights]
+
+
 @dataclass
 class Protection:
     """Which points a head keeps from merging while others are left.

@@ -3,9 +3,9 @@
 A token repeats the one that the step before had in the same place, if their values in the first layer are equal. These
 come from the embedding alone; deep in a model a second sight is another token, as the model has read the first. A mean
 of both is neither, so repeats stay in the near window and never enter the bank. Their first sight enters with mass
-`_SEEN_AGAIN`; more would do harm. `samples/studies/language/` measures what that brings. In a shallow model a second
-sight merged with the first costs nothing, and its mass says how long it was there: the rule acts from
-`DEEP_MODEL_LAYERS` layers on.
+`_SEEN_AGAIN`, or 2 where the tokens of this stream were seen 2.5 times at most, on average; more would do harm.
+`samples/studies/language/` measures what that brings. In a shallow model a second sight merged with the first costs
+nothing, and its mass says how long it was there: the rule acts from `DEEP_MODEL_LAYERS` layers on.
 
 The weights of the tokens in the near window wait here, in the order of the stream, until the tokens leave it.
 """
@@ -27,7 +27,7 @@ from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.memories.durable.settings import DurableConfig
 
 _SEEN_AGAIN: Final = 4
-"""What a token weighs in the bank if the next step repeats it."""
+"""What a token weighs in the bank, at most, if the next step repeats it."""
 DEEP_MODEL_LAYERS: Final = 12
 """The rule acts in models of so many layers, or more. Values of a second sight differ from those of the first by up to
 .003 of their squared norm in the embedded models, which have 4 and 8 layers, and by .05 to .6 from the fourth layer of
@@ -37,7 +37,7 @@ _ROUNDING: Final = 2.0**-12
 
 
 class RepeatWeights:
-    """The weights of the tokens in a near window of W: 0 for a repeat, `_SEEN_AGAIN` for what is repeated, else 1."""
+    """The most that tokens in a near window of W weigh: 0 for a repeat, `_SEEN_AGAIN` for what is repeated, else 1."""
 
     def __init__(self, near_tokens: int, shape: MemoryShape) -> None:
         self._most = near_tokens
@@ -52,7 +52,7 @@ class RepeatWeights:
     @staticmethod
     def declare(near_tokens: int) -> tuple[TensorSpec, ...]:
         """Declare the weights."""
-        meaning = "mass in the bank of each token of the near window, oldest first"
+        meaning = "most mass in the bank of each token of the near window, oldest first"
         return (TensorSpec("repeats.weight", ("near_token",), (near_tokens,), torch.int64, meaning, fill=1),)
 
     def see_(self, before: ExactTokens, step: StepKV) -> None:
@@ -70,8 +70,11 @@ class RepeatWeights:
         mass, left = self._weights[:leaving], self._weights[leaving:]
         # As many as before are where those were: a step that is replayed finds them there.
         self._weights = self._rest = self._rest.copy_(left) if len(left) == len(self._rest) else left.clone()
+        # As if a step had come first whose tokens were seen so often: the first one of a stream tells nothing yet.
+        entered, repeats = bank.opened[0, 0] + leaving, bank.absorbed[0, 0] + leaving * (_SEEN_AGAIN - 1)
+        most = torch.where(repeats * 2 > entered * 3, _SEEN_AGAIN, 2)
         bank.absorbed += (tokens.mass > mass).sum()
-        return replace(tokens, mass=mass)
+        return replace(tokens, mass=torch.minimum(mass, most))
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the weights."""

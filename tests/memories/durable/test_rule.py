@@ -26,7 +26,7 @@ from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from protokv.memories.durable.rule import DurableRule
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.counting import Counting
-from tests.oracles.durable import Point, Protection, Step, cluster, fold, usual_cost
+from tests.oracles.durable import Point, Protection, Step, cluster, fold, usual_cost, weigh
 from tests.oracles.invariants import check_bank
 from tests.oracles.quantized import round_center
 
@@ -48,7 +48,8 @@ class Watched(DurableRule):
             keeps.append(held)
             shares.append(held.share())
         if self._repeats is not None:
-            weighed = self._repeats._weights[: len(weighed)]
+            weights, (opened, absorbed) = self._repeats._weights[: len(weighed)], (bank.opened, bank.absorbed)
+            weighed = torch.tensor(weigh(weights.tolist(), int(opened[0, 0]), int(absorbed[0, 0])))
         chosen: list[Tensor] = []
         # Rows that are no candidates stay as they are.
         candidates = self._candidates
