@@ -52,9 +52,9 @@ def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
     stored = [path for folder in folders for path in folder.glob("*.jsonl.gz")]
     assert stored
     for path in stored:
-        # Rows are not parsed: there are tens of thousands, and each names its video once.
+        # Rows are not parsed: there are tens of thousands, and each begins with its video, or the seed of its world.
         rows = gzip.decompress(path.read_bytes())
-        seeds = re.findall(rb'"video": ?"world-(\d+)"', rows)
+        seeds = re.findall(rb'^\{"(?:video": ?"world-|seed": )(\d+)', rows, re.MULTILINE)
         assert len(seeds) == rows.count(b"\n") > 0
         assert all(int(seed) in STUDY for seed in set(seeds))
     commands = "".join((folder / "run.sh").read_text() for folder in folders)
