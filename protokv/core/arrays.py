@@ -75,11 +75,6 @@ def is_readable_by_numpy(numbers: Tensor) -> bool:
     return numbers.device.type == "cpu" and type(numbers) is Tensor
 
 
-def chunk_rows(rows: int, at_once: int, device: torch.device) -> Iterator[slice]:
-    """Split work into cache-sized chunks on a CPU, one chunk elsewhere; results do not depend on the size."""
-    return slice_rows(rows, at_once if device.type == "cpu" else rows)
-
-
 def slice_rows(rows: int, at_once: int) -> Iterator[slice]:
     """Yield parts of some rows, of at most `at_once` rows, and of one at least."""
     step = max(1, at_once)

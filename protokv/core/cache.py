@@ -117,7 +117,10 @@ class MemoryCache(StreamCache):
         if prefix and self.memory is not None:
             raise ConfigError("a prefix comes first, and the cache has steps already", hint="commit it as a step")
         keys, values = self.read_all()
-        positions = self._take_positions(T, keys.device)
+        # One after another where nobody noted them.
+        line = torch.arange(self.seen, self.seen + T, device=keys.device)[:, None].expand(-1, self.decoder.components)
+        is_known = sum(map(len, self._positions)) == T
+        positions = torch.cat([one.to(keys.device) for one in self._positions]) if is_known else line
         if coordinates is None:
             coordinates = torch.full((T, 2), 0.5, device=keys.device)
         memory, first = self.memory, 0
@@ -233,13 +236,6 @@ class MemoryCache(StreamCache):
         """Return what a memory must know of the model."""
         self._head_size = D
         return MemoryShape(len(devices), H, D, components, sink, dtype, devices[0], devices)
-
-    def _take_positions(self, T: int, device: torch.device) -> Tensor:
-        """Return the positions `[T, P]` of what was forwarded; one after another if nobody noted them."""
-        if sum(map(len, self._positions)) != T:
-            self._positions = []
-            return torch.arange(self.seen, self.seen + T, device=device)[:, None].expand(-1, self.decoder.components)
-        return torch.cat([one.to(device) for one in self._positions])
 
     def _take_memory(self, memory: Memory) -> None:
         """Read a memory that has changed."""

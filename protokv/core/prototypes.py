@@ -136,10 +136,6 @@ class PrototypeMemory(SingleDeviceMemory):
         given = step.keys, step.values, step.positions, step.coordinates
         self.graphs.run("update", replace(move, step=0, start=0) if alike else None, update, *given)
 
-    def _take_step(self, step: StepKV) -> None:
-        self.tell(step.step, len(step.positions))
-        self.update(step)
-
     def tell(self, step: int, tokens: int) -> WindowMove:
         """Tell the device, by one copy, all that the next step differs in from others of its size."""
         move = self._near.plan(step, tokens)

@@ -13,7 +13,7 @@ from math import tau
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import chunk_rows
+from protokv.core.arrays import slice_rows
 
 Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
 """The rotary embedding of a model: positions `[..., P]` int64 to cos and sin, each `[..., R]` float32, `R <= D`."""
@@ -111,7 +111,7 @@ def rotate_by_moves_(keys: Tensor, moves: Tensor, rotary: PreciseRotary, moving:
     """Rotate keys `[H, N, D]` in place by moves `[H, N]` along the components `moving`, in the pairs that turn."""
     H, N, _ = keys.shape
     pairs, along = rotary.moving_pairs(moving), mark_moving_components(moving, rotary.components, keys.device)
-    for part in chunk_rows(N, _ROWS // H, keys.device):
+    for part in slice_rows(N, _ROWS // H if keys.device.type == "cpu" else N):
         cos, sin = rotary.of_pairs(moves[:, part, None] * along, pairs)
         first, second = keys[:, part, :pairs], keys[:, part, rotary.pairs : rotary.pairs + pairs]
         a, b = first.float(), second.float()

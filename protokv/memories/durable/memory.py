@@ -75,8 +75,10 @@ class DurableMemory(PrototypeMemory):
         pictures, of_words = len(step.positions) - step.words, self._words.memory
         # First what may be refused; then nothing has changed.
         words = of_words._sanitizer.admit(step.tokens(slice(pictures, None)))
+        words = replace(words, step=of_words._near.last_step + 1)
         super().append(step.tokens(slice(0, pictures)))
-        of_words._take_step(replace(words, step=of_words._near.last_step + 1))
+        of_words.tell(words.step, step.words)
+        of_words.update(words)
         self._words.seen += step.words
 
     def report(self) -> dict[str, Any]:
