@@ -313,7 +313,10 @@ class Session:
             next_position=max(clock.next_position, max(placed.highest) + 1),
             tokens_seen=clock.tokens_seen + len(placed.positions),
         )
-        positions, coordinates = placed.positions, self._make_coordinates(tokens)
+        # Made anew only if its grid or its text differs from the last step's.
+        if self._form != (form := (tokens.grid, tokens.visual, len(tokens))):
+            self._form, self._coordinates = form, tokens.coordinates()
+        positions, coordinates = placed.positions, self._coordinates
         selected = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
         if selected is not None:
             self.intact = False  # a memory that selects has noted the step already
@@ -322,13 +325,6 @@ class Session:
         return PositionedStep(
             tokens, positions, coordinates, placed.highest, clock, clock if tokens.words else words_end
         )
-
-    def _make_coordinates(self, tokens: StepTokens) -> Tensor:
-        """Return the coordinates of a step, made anew only if its grid or its text differs from the last step's."""
-        form = (tokens.grid, tokens.visual, len(tokens))
-        if self._form != form:
-            self._form, self._coordinates = form, tokens.coordinates()
-        return self._coordinates
 
     def _mean_time(self, start_s: float) -> float:
         """Return the mean stream time of the frames of a step that starts at `start_s`."""
