@@ -27,18 +27,6 @@ from protokv.errors import ConfigError
 _CPU = torch.device("cpu")
 
 
-def _split_memory_shape(shape: MemoryShape) -> list[MemoryShape]:
-    """Return the shapes of the longest runs of layers that stand on one device, in order."""
-    runs: list[MemoryShape] = []
-    first = 0
-    for device, layers in groupby(shape.layer_devices or [shape.device] * shape.layers):
-        n = len(list(layers))
-        own = replace(shape, layers=n, device=device, layer_devices=None, part_of=shape.layers, first_layer=first)
-        runs.append(own)
-        first += n
-    return runs
-
-
 class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
@@ -49,7 +37,11 @@ class LayerShards(Memory):
             raise ConfigError(why, hint="load the model on one device, or use another memory")
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._specs = cls.declare(config, shape)
-        self._runs = _split_memory_shape(shape)
+        self._runs: list[MemoryShape] = []  # of the longest runs of layers that stand on one device, in order
+        for device, layers in groupby(shape.layer_devices or [shape.device] * shape.layers):
+            n, first = len(list(layers)), sum(run.layers for run in self._runs)
+            part = replace(shape, layers=n, device=device, layer_devices=None, part_of=shape.layers, first_layer=first)
+            self._runs.append(part)
         self._parts = [cls(config, own, rotary) for own in self._runs]
 
     def start(self, keys: Tensor, values: Tensor) -> None:
