@@ -78,7 +78,7 @@ class DurableRule(BankRule):
         return (
             *NoveltyCounts.declare(shape),
             *(RepeatWeights.declare(config.near_tokens) if RepeatWeights.acts(config, shape) else ()),
-            TensorSpec("rule.cost", dims, size, torch.float32, "least cost of a merge, as far as known"),
+            TensorSpec("rule.cost", dims, size, torch.float32, "half of the least cost of a merge, as far as known"),
             TensorSpec("rule.tried", dims[:2], size[:2], torch.int64, "slots from the front that were candidates"),
         )
 
