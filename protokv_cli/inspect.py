@@ -127,11 +127,9 @@ def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableT
 
 def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
     """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a slash."""
-    cells = [
-        {**row, "state": row["state"].removeprefix(root), "wrong": row["failure"] or row["damage"]} for row in rows
-    ]
+    cells = [{**row, "state": row["state"].removeprefix(root)} for row in rows]
     yield tabulate_rows(["state", "stream_time_s", "steps", "file_bytes", "complete"], cells)
-    yield from (f"{one['state']}: {one['wrong']}" for one in cells if one["wrong"])
+    yield from (f"{one['state']}: {wrong}" for one in cells if (wrong := one["failure"] or one["damage"]))
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{format_count(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
