@@ -82,8 +82,10 @@ def read_lines(svg: str) -> list[str]:
 
 
 def drop_varying(lines: Iterable[str]) -> list[str]:
-    """Remove the date, the seconds taken, and the size on disk, which the header changes by a few bytes."""
+    """Remove the date, the seconds taken, the size on disk, which the header changes by a few bytes, and the one in
+    memory, which depends on the processor."""
     timeless = (re.sub(r"^( written| elapsed) .*", r"\1", line) for line in lines)
+    timeless = (re.sub(r"[\d.]+ MiB in memory", "MiB in memory", line) for line in timeless)
     return [ON_DISK.sub(r"\1", line).rstrip() for line in timeless]
 
 
