@@ -34,8 +34,8 @@ OPERATIONS = {
     "stream": {"sliding-window": (42, 7), "durable": (275, 7)},
     "compact": {"sliding-window": (162, 15), "durable": (392, 38)},
 }
-# To find what stays in view, in deep models.
-OPERATIONS_OF_REPEATS = 26
+# To find what stays in view, and to weigh it, in deep models.
+OPERATIONS_OF_REPEATS = 34
 # Of a decoded token; at compact positions keys are turned before the first token.
 DECODING_OPERATIONS = {"stream": (16, 10), "compact": (6, 16)}
 
