@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from logging import ERROR, getLogger
 from pathlib import Path
-from platform import machine
 from typing import Any, Final
 
 import torch
@@ -25,7 +24,7 @@ from protokv.backbones.files import digest_weights, hash_config, list_weight_fil
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
-from protokv.core.kernels import HALF_DTYPES
+from protokv.core.kernels import HALF_DTYPES, has_bfloat16_instructions
 from protokv.errors import ConfigError, ModelError, suggest_name
 from protokv.machine import measure_machine_memory
 
@@ -106,13 +105,6 @@ class PackagedModel(ABC):
     def adjust(cls, request: PlacementOptions) -> PlacementOptions:
         """Return a requested placement with what this model prefers; as it is by default."""
         return request
-
-
-def has_bfloat16_instructions() -> bool:
-    """Return whether this processor has instructions for products of bfloat16; else they take several times as long."""
-    if machine() in ("arm64", "aarch64"):
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _find_device(name: str) -> torch.device:

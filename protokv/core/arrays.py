@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -53,21 +52,6 @@ def sum_weighted_rows(rows: Tensor, share: Tensor, into: Tensor, stay: Tensor) -
         sums = torch.zeros(B * n, F).index_add_(0, (into + first).flatten(), (rows * share[:, :, None]).flatten(0, 1))
         return sums.index_select(0, (stay + first).flatten()).view(B, -1, F)
     return torch.bmm((into[:, None] == stay[:, :, None]) * share[:, None], rows)
-
-
-@cache
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Return whether a device multiplies matrices of bfloat16 faster than those of float32."""
-    if device.type == "cpu":
-        # Without these instructions torch multiplies one number after another.
-        has_mkldnn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-        return has_mkldnn and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
-
-
-def read_maximum(numbers: Tensor) -> int | None:
-    """Return the greatest of some integers; None where that would wait for a device."""
-    return int(numbers.numpy().max()) if is_readable_by_numpy(numbers) else None
 
 
 def is_readable_by_numpy(numbers: Tensor) -> bool:

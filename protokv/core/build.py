@@ -61,8 +61,8 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
     if wanted > there / 16:
-        # A memory of tensors without data tells what one holds; what is saved of it is copied then. torch imports for a
-        # second or two, and leaves cycles that keep the frames of all callers, and their memories.
+        # A memory of tensors without data tells how many bytes one holds. A commit copies what is saved, so both count.
+        # The import takes a second or two, and leaves cycles that would keep the memories of all callers.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         # In inference mode a tensor of numbers would be made on the device.

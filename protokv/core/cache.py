@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
+from protokv.core.arrays import concat_rows
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks
 from protokv.core.build import build_memory
 from protokv.core.context import EMPTY_BIAS, Context, KVSegment
@@ -211,13 +212,13 @@ class MemoryCache(StreamCache):
         """Return the slots in use of each layer; all layers have as many, for one mask serves them all."""
         # A memory that chooses by the query is refused, so none is needed.
         read = [self.context.at(number, torch.empty(0)) for number in range(len(self.memory_layers))]
-        used = [torch.cat([part.bias for part in parts], 1).gt(EMPTY_BIAS).any(0) for parts in read]
+        used = [concat_rows([part.bias for part in parts], 1).gt(EMPTY_BIAS).any(0) for parts in read]
         most = max(int(one.sum()) for one in used)
         found, D = [], self._head_size
         for parts, one in zip(read, used, strict=True):
             some = one.int().argsort(descending=True, stable=True)[:most]
             held = ([getattr(part, name) for part in parts] for name in ("keys", "values", "bias"))
-            keys, values, bias = (torch.cat(each, 1)[:, some] for each in held)
+            keys, values, bias = (concat_rows(each, 1)[:, some] for each in held)
             # In half precision attention keeps columns of the bias behind keys and values.
             found.append(KVSegment(self.decoder.from_halves(keys[..., :D]), values[..., :D], bias))
         shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from platform import machine
 
 import torch
 from torch import Tensor
@@ -111,6 +112,18 @@ def append_bias_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[
 def _is_aligned(head_size: int) -> bool:
     """Return whether CUDA's kernels take such heads: they read 16 bytes at a time."""
     return head_size % 8 == 0 and head_size >= 16
+
+
+def has_bfloat16_instructions() -> bool:
+    """Return whether this processor has instructions for products of bfloat16; else they take several times as long."""
+    if machine() in ("arm64", "aarch64"):
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return whether a device multiplies matrices of bfloat16 faster than those of float32."""
+    return has_bfloat16_instructions() if device.type == "cpu" else has_flash(device)
 
 
 @cache

@@ -36,8 +36,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import find_first_minimum, multiplies_bfloat16, read_maximum, slice_rows, sum_weighted_rows
+from protokv.core import arrays
+from protokv.core.arrays import find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
+from protokv.core.kernels import multiplies_bfloat16
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
@@ -108,8 +110,8 @@ class DurableRule(BankRule):
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE_BANK_PROTOTYPES, device=device)
         self._places = self._line[:0].float()
-        # 1 of an empty bank, as its state says.
-        self.prototypes_used = read_maximum(self._line[1:2]) if held else None
+        # The state of an empty bank says 1, too. On a device the host would have to wait for the number.
+        self.prototypes_used = 1 if held and arrays.is_readable_by_numpy(self._line) else None
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
     def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
@@ -178,8 +180,8 @@ class DurableRule(BankRule):
         return slice_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
 
     def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
-        """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2 and |f|^2; in bfloat16 -1 / 2 twice, |f|^2 and
-        what that rounds off. Where a point is not `usable`, it has no mass: merging it costs less than anything."""
+        """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16 |f|^2 is the sum of two
+        numbers, and -1 / 2 stands twice. A point that is not `usable` has no mass, and merging it costs least."""
         f = (centers * self._signs).view(*centers.shape[:-1], -1, self._size[2]).sum(-2)
         f = f.to(self._dtype).float()
         norm = torch.where(usable, f.square().sum(-1), self._far)[..., None]
@@ -229,7 +231,7 @@ class DurableRule(BankRule):
         kept = limits.keep(bank.last_step.flatten(0, 1)[heads], bank.mass.flatten(0, 1)[heads])
         found = least.add_(kept, alpha=_KEPT).topk(C, largest=False).indices
         if self.prototypes_used is not None and self.prototypes_used < K:
-            self.prototypes_used = max(self.prototypes_used, 1 + (read_maximum(found) or 0))
+            self.prototypes_used = max(self.prototypes_used, 1 + int(found.max()))
         return (found + self._head[heads]).view(-1)
 
     def _merge(
