@@ -1,8 +1,9 @@
 """Attention over a context and over the tokens being forwarded now, at the cost of attention without a bias.
 
 The tokens being forwarded (`TokenCache`) are causal and the slots of a context are not, so each set is attended to by
-itself, and the results are merged by their log-sum-exp. Query heads of one KV head are stacked as queries, so keys and
-values are never repeated; the bias of a slot is broadcast over queries. Knows no model and no memory.
+itself, and the results are merged by their log-sum-exp. On a device the tokens of an answer stand behind the slots, and
+each attends to both at once. Query heads of one KV head are stacked as queries, so keys and values are never repeated;
+the bias of a slot is broadcast over queries. Knows no model and no memory.
 """
 
 from __future__ import annotations
@@ -32,25 +33,33 @@ def attend(
 ) -> Tensor:
     """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over `n` local tokens.
 
-    Query `i` of `[Hq, T, D]`, rotated, is local token `n - T + i`; `local` has keys and values `[H, n, D]`. `scaling`
-    is the factor on the logits, usually `D ** -0.5`. `causal` is `_causal_mask` of these sizes, if it is at hand.
+    Query `i` of `[Hq, T, D]`, rotated, is local token `n - T + i`; `local` has keys and values `[H, n, D]`, n = 0 where
+    the slots are all. `scaling` is the factor on the logits, usually `D ** -0.5`. `causal` is `_causal_mask` of these
+    sizes, if it is at hand.
     """
     heads, T, D = query.shape
     keys, values = local
     H, n = keys.shape[:2]
-    stacked = query.reshape(H, -1, D)
+    wide = None
+    if segments and kernels.uses_bias_columns(D, query.dtype, query.device):
+        # One copy stacks them, too.
+        wide = kernels.append_ones(query).view(H, -1, D + kernels.BIAS_COLUMNS)
+    stacked = query.reshape(H, -1, D) if wide is None else wide[..., :D]
     if causal is None:
         causal = _causal_mask(T, n, heads // H, query.device)
-    parts = [kernels.compute_attention(stacked, keys, values, causal, scaling)]
+    parts = [kernels.compute_attention(stacked, keys, values, causal, scaling)] if n else []
     for segment in segments:
         if not segment.keys.shape[1]:
             continue
-        turn = segment.query_rotation
-        rotated = stacked if turn is None else rotate(stacked, *turn).to(query.dtype)
-        parts.append(kernels.compute_biased_attention(rotated, segment.keys, segment.values, segment.bias, scaling))
+        turn, read = segment.query_rotation, (segment.keys, segment.values, segment.bias, scaling)
+        if turn is None:
+            parts.append(kernels.compute_biased_attention(stacked, *read, wide))
+        else:
+            rotated = rotate(stacked, *turn).to(query.dtype)
+            parts.append(kernels.compute_biased_attention(rotated, *read))
     if T == 1 and len(parts) == 2 and query.device.type == "cpu":
         return kernels.merge_attention_pair(*parts).reshape(heads, T, D)
-    return kernels.merge_attention(parts).reshape(heads, T, D)
+    return kernels.merge_attention(parts, heads // H)
 
 
 def _causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
@@ -95,8 +104,9 @@ class AnswerBuffer:
     slots: Tensor  # of the tokens being forwarded, `[T]` int64
     mask: Tensor  # which slots each of them sees, `[T, capacity]` bool
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, device: torch.device, rows: tuple[Tensor, Tensor] | None = None) -> None:
+        """Make room for `capacity` tokens, in `rows` of `Context.answer_rows` if they are given."""
+        self.capacity, self.rows = capacity, rows
         # The position of the first token, and how many there are before those being forwarded.
         self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
         self._line = torch.arange(capacity, device=device)
@@ -105,6 +115,8 @@ class AnswerBuffer:
         """Say how many tokens are forwarded next. What they see is read from the device."""
         self.slots = self.begin + self._line[:tokens]
         self.mask = self._line <= self.slots[:, None]
+        if self.rows is not None:
+            kernels.hide_rows_(self.rows[0], self._line > self.slots[-1])
 
 
 class LayerTokenCache:
@@ -136,7 +148,10 @@ class LayerTokenCache:
     def _write(self, keys: Tensor, values: Tensor, room: AnswerBuffer) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
             size = (*keys.shape[:-2], room.capacity, keys.shape[-1])
-            self.keys, self.values = keys.new_zeros(size), values.new_zeros(size)
+            if room.rows is None:
+                self.keys, self.values = keys.new_zeros(size), values.new_zeros(size)
+            else:
+                self.keys, self.values = (rows[self.number, ..., : size[-1]].expand(size) for rows in room.rows)
         self.keys.index_copy_(-2, room.slots, keys)
         self.values.index_copy_(-2, room.slots, values)
         self._segments = None
@@ -208,6 +223,10 @@ class TokenCache:
 
         `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the factor on logits.
         """
+        room = layer.room
+        # Columns of a bias are made for the usual scaling.
+        if room is not None and room.rows is not None and query.shape[1] == 1 and scaling == query.shape[2] ** -0.5:
+            return attend(query, (self.context.with_answer(layer.number),), (keys[:, :0], values[:, :0]), scaling)
         # Attention is the same in any order of features that both sides share.
         query, keys = self.to_halves(query), self.to_halves(keys)
         if layer._segments is None:
@@ -215,7 +234,7 @@ class TokenCache:
             if self.queries is not None:
                 self.queries.append(query)
             layer._segments = self.context.at(layer.number, query)
-        mask = self.masks(mask if layer.room is None else layer.room.mask, query, keys)
+        mask = self.masks(mask if room is None else room.mask, query, keys)
         return attend(query, layer._segments, (keys, values), scaling, mask)
 
     def to_halves(self, x: Tensor) -> Tensor:

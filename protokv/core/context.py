@@ -26,6 +26,8 @@ from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp, and so
 # low that its exponential is 0 beside that of any slot in use.
 EMPTY_BIAS = -1e30
+ANSWER_ROWS = 256
+"""Rows behind those of the slots, for the tokens of an answer: one of these attends to both at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ class Context:
         """
         return ()
 
+    def answer_rows(self) -> tuple[Tensor, Tensor] | None:
+        """Return keys and values of `ANSWER_ROWS`, `[L, H, ANSWER_ROWS, D + BIAS_COLUMNS]`; None: there are none."""
+        return None
+
+    def with_answer(self, layer: int) -> KVSegment:
+        """Return what `at` returns, and the `answer_rows` behind it."""
+        raise NotImplementedError
+
     def positions_at(self, layer: int) -> Tensor | None:
         """Return stream positions `[H, N, P]` int64 of the slots that `at` returns, any of free ones; None: unknown."""
         return None
@@ -100,6 +110,14 @@ class CachedContext(Context):
             self._segments[layer] = self._context.at(layer, query)
         return self._segments[layer]
 
+    def answer_rows(self) -> tuple[Tensor, Tensor] | None:
+        """Return those of the context."""
+        return self._context.answer_rows()
+
+    def with_answer(self, layer: int) -> KVSegment:
+        """Return that of the context."""
+        return self._context.with_answer(layer)
+
     def positions_at(self, layer: int) -> Tensor | None:
         """Return those of the context."""
         return self._context.positions_at(layer)
@@ -123,7 +141,7 @@ class SlotContext(Context):
     positions: Callable[[], Tensor] | None = None
     until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
     parts: tuple[slice, ...] = (slice(None),)  # what is read: a CPU leaves out far slots that never held anything
-    # keys and values of `kernels.append_bias_columns`, where they are at hand
+    # keys and values of `kernels.append_bias_columns`, where they are at hand, with `ANSWER_ROWS` behind them
     rows: tuple[Tensor, Tensor] | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
@@ -134,10 +152,21 @@ class SlotContext(Context):
         self, layer: int, part: slice = slice(None), query_rotation: tuple[Tensor, Tensor] | None = None
     ) -> KVSegment:
         """Return some slots of a layer as attention reads them."""
-        keys, values = (held[layer, :, part] for held in self.rows or (self.keys, self.values))
+        N = self.bias.shape[2]
+        keys, values = (held[layer, :, :N][:, part] for held in self.rows or (self.keys, self.values))
         if self.rows is None and kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
             keys, values = kernels.append_bias_columns(keys, values, self._columns[layer][:, part])
         return KVSegment(keys, values, self._finite_bias[layer, :, part], query_rotation)
+
+    def answer_rows(self) -> tuple[Tensor, Tensor] | None:
+        """Return the rows behind the slots."""
+        N = self.bias.shape[2]
+        return None if self.rows is None else (self.rows[0][:, :, N:], self.rows[1][:, :, N:])
+
+    def with_answer(self, layer: int) -> KVSegment:
+        """Return the slots of a layer and the rows behind them, whose columns have the bias of both."""
+        assert self.rows is not None
+        return KVSegment(self.rows[0][layer], self.rows[1][layer], self._finite_bias[layer])
 
     # Both are computed once for all layers and all tokens of an answer.
     @cached_property

@@ -45,9 +45,12 @@ def compute_attention(
 
 
 def compute_biased_attention(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float, wide: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return `compute_attention` with a finite bias `[H, N]` float32; keys and values may have its columns."""
+    """Return `compute_attention` with a finite bias `[H, N]` float32; keys and values may have its columns.
+
+    `wide` is what `append_ones` returns for the query, if it is at hand.
+    """
     D = query.shape[-1]
     if keys.shape[-1] == D and not uses_bias_columns(D, keys.dtype, keys.device):
         return compute_attention(query, keys, values, bias.unsqueeze(1), scaling)
@@ -55,7 +58,7 @@ def compute_biased_attention(
         # Columns are made for the usual scaling.
         columns = make_bias_columns(bias, scaling, keys.dtype)
         keys, values = append_bias_columns(keys[..., :D], values[..., :D], columns)
-    wide = functional.pad(query, (0, BIAS_COLUMNS), value=1.0)
+    wide = append_ones(query) if wide is None else wide
     if D + BIAS_COLUMNS > _FLASH or not has_flash(query.device):
         out, lse = compute_attention(wide, keys, values, None, scaling)
         return out[..., :D], lse
@@ -65,21 +68,23 @@ def compute_biased_attention(
     return out[0, ..., :D], lse[0]
 
 
-def merge_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def merge_attention(parts: Sequence[tuple[Tensor, Tensor]], groups: int) -> Tensor:
     """Merge attentions over disjoint sets of tokens into the attention over all of them, summed in float32.
 
-    Parts are outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `compute_attention` returns them.
+    Parts are outputs `[H, M, D]` of M = groups * T queries, and their log-sum-exp `[H, M]` float32, as
+    `compute_attention` returns them. Returns `[H * groups, T, D]`, token by token in memory, as a model reads it.
     """
-    first = parts[0][0]
-    if len(parts) == 1:
-        return first
-    shares = torch.stack([lse for _, lse in parts], -1).softmax(-1)
-    total = first * shares[..., :1]
-    for index, (out, _) in enumerate(parts[1:], start=1):
-        # The last sum is rounded to the dtype as it is written.
-        into = torch.empty_like(first) if index == len(parts) - 1 else None
-        total = torch.addcmul(total, out, shares[..., index : index + 1], out=into)
-    return total
+    H, M, D = parts[0][0].shape
+    total, T = parts[0][0].view(H, groups, -1, D), M // groups
+    if len(parts) > 1:
+        shares = torch.stack([lse for _, lse in parts], -1).softmax(-1).view(H, groups, T, -1)
+        rounded = total.new_empty(T, H, groups, D).permute(1, 2, 0, 3)
+        total = total * shares[..., :1]
+        for index, (out, _) in enumerate(parts[1:], start=1):
+            # The last sum is rounded to the dtype as it is written.
+            into = rounded if index == len(parts) - 1 else None
+            total = torch.addcmul(total, out.view(H, groups, T, D), shares[..., index : index + 1], out=into)
+    return total.flatten(0, 1)
 
 
 def merge_attention_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
@@ -101,6 +106,16 @@ def make_bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tenso
         columns.append(rest.clamp(min=_FREE).to(dtype))
         rest = rest - columns[-1]
     return torch.stack(columns, -1)
+
+
+def append_ones(query: Tensor) -> Tensor:
+    """Return queries `[..., D + BIAS_COLUMNS]` that read the bias in the columns of keys."""
+    return functional.pad(query, (0, BIAS_COLUMNS), value=1.0)
+
+
+def hide_rows_(keys: Tensor, hidden: Tensor) -> None:
+    """Give rows of keys `[..., N, D + BIAS_COLUMNS]` the bias of a free slot where `hidden` `[N]`, else none."""
+    keys[..., -BIAS_COLUMNS : 3 - BIAS_COLUMNS] = hidden[:, None] * _FREE
 
 
 def append_bias_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.context import SlotContext
+from protokv.core.context import ANSWER_ROWS, SlotContext
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
@@ -30,12 +30,15 @@ class KVSlots(StateTensors):
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
         P0, D = shape.sink_tokens, shape.head_size
-        columns = kernels.BIAS_COLUMNS * kernels.uses_bias_columns(D, shape.dtype, shape.device)
-        size = (shape.layers, shape.kv_heads, P0 + far + near, D + columns)
+        heads, N = (shape.layers, shape.kv_heads), P0 + far + near
+        wide = kernels.uses_bias_columns(D, shape.dtype, shape.device)
+        size = (*heads, N + ANSWER_ROWS * wide, D + kernels.BIAS_COLUMNS * wide)
         keys, values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
-        self.keys, self.values = keys[..., :D], values[..., :D]
-        self._rows = (keys, values) if columns else None  # as attention reads them, with the columns of the bias
-        self.bias = torch.full(size[:3], -torch.inf, device=shape.device)
+        self.keys, self.values = keys[:, :, :N, :D], values[:, :, :N, :D]
+        self._rows = (keys, values) if wide else None  # as attention reads them, with the columns of the bias
+        # The same for all heads together, and how many rows each of them has there.
+        self.flat, self.rows_of_head = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2)[:, :D]), size[2]
+        self.bias = torch.full((*heads, N), -torch.inf, device=shape.device)
         self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
         self.started = False
 
@@ -64,7 +67,7 @@ class KVSlots(StateTensors):
         if self._rows:
             D = self.keys.shape[-1]
             columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
-            self._rows[0][..., D : D + columns.shape[-1]] = columns
+            self._rows[0][:, :, : columns.shape[2], D : D + columns.shape[-1]] = columns
         end = self.far.stop if used is None else self.far.start + used
         parts = (slice(None),) if end == self.far.stop else (slice(0, end), slice(self.far.stop, None))
         return SlotContext(self.keys, self.values, self.bias, self.far, positions, parts=parts, rows=self._rows)
@@ -89,9 +92,10 @@ class KVSlots(StateTensors):
         self.start(tensors["sink.keys"], tensors["sink.values"])
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return the bias of the prompt prefix, and the columns of the bias of all slots."""
-        columns = [rows[..., self.keys.shape[-1] :] for rows in self._rows or ()]
-        return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": columns} if columns else {})
+        """Return the bias of the prompt prefix, the columns of the bias of all slots, and what stands behind these."""
+        N, D = self.keys.shape[2:]
+        beside = [part for rows in self._rows or () for part in (rows[:, :, :N, D:], rows[:, :, N:])]
+        return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": beside} if beside else {})
 
 
 @dataclass(frozen=True, slots=True)

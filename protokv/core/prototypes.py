@@ -90,7 +90,7 @@ class PrototypeMemory(SingleDeviceMemory):
         self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
         # Of each prototype its slots among those of all heads, [B * K, S].
         far = torch.arange(self._slots.far.start, self._slots.far.stop, device=shape.device)
-        heads = self._slots.keys.shape[2] * torch.arange(shape.layers * shape.kv_heads, device=shape.device)
+        heads = self._slots.rows_of_head * torch.arange(shape.layers * shape.kv_heads, device=shape.device)
         self._slots_of_rows = (heads[:, None] + far).view(-1, S)
 
     @staticmethod
@@ -172,9 +172,9 @@ class PrototypeMemory(SingleDeviceMemory):
             cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
             keys, values = self._pseudo_tokens(rows)
             keys = rotate(keys, cos[:, None], sin[:, None])
-            for held, new in ((slots.keys, keys), (slots.values, values)):
+            for held, new in zip(slots.flat, (keys, values), strict=True):
                 new = new.to(held.dtype).expand(*where.shape, -1)
-                write_rows_(held.flatten(0, 2), where.view(-1), new.flatten(0, 1))
+                write_rows_(held, where.view(-1), new.flatten(0, 1))
         far = slots.bias[:, :, slots.far]
         far.copy_(self._spread(self._compute_bias(self._bank.mass)))
 

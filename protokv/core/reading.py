@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from protokv.core.attention import AnswerBuffer, TokenCache
 from protokv.core.backbone import Backbone
-from protokv.core.context import CachedContext, Context
+from protokv.core.context import ANSWER_ROWS, CachedContext, Context
 from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
 from protokv.core.parts import QuestionLogits, SessionView
 
 _LEAST_QUESTION: Final = 32
-_LEAST_ROOM, _MOST_ROOM = 256, 4096
+_MOST_ROOM = 4096
 """Tokens of question and answer. A longer one is forwarded as it is."""
 
 
@@ -66,7 +66,9 @@ class QuestionForwarder:
         if self.graphs.how["context"] != "graph":
             return None
         if self.cache is None or self._room.capacity < needed:
-            self._room = AnswerBuffer(max(_LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
+            rows = context.answer_rows() if needed <= ANSWER_ROWS else None
+            capacity = ANSWER_ROWS if needed <= ANSWER_ROWS else 1 << (needed - 1).bit_length()
+            self._room = AnswerBuffer(capacity, self._backbone.device, rows)
             self.cache = session.cache.fork(context)
             for layer in self.cache.memory_layers:
                 layer.room = self._room

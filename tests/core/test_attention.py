@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.attention import TokenCache, attend
-from protokv.core.context import EMPTY_BIAS, KVSegment
+from protokv.core.attention import AnswerBuffer, TokenCache, attend
+from protokv.core.context import ANSWER_ROWS, EMPTY_BIAS, KVSegment, SlotContext
 from protokv.core.evidence import measure_attention_weights
 from protokv.core.rotary import rotate
 from tests.core.streams import PlainRotary
@@ -207,6 +207,34 @@ def test_a_cache_shows_each_layer_all_tokens_so_far_and_a_fork_keeps_its_own() -
         keys, values = one.read_all()
         assert torch.equal(keys, torch.stack([whole, whole + 1]))
         assert torch.equal(values, whole.expand(2, -1, -1, -1))
+
+
+@given(masses(), st.integers(1, 7), st.integers(1, 9), st.integers(0, 3))
+def test_a_token_sees_slots_and_answer_as_one(
+    case: tuple[Tensor, Tensor, Tensor, Tensor], groups: int, asked: int, padding: int
+) -> None:
+    _, keys, values, bias = case
+    (H, _, D), dtype, g = keys.shape, keys.dtype, torch.Generator().manual_seed(asked)
+    columns = kernels.make_bias_columns(bias, D**-0.5, dtype)
+    behind = torch.zeros(H, ANSWER_ROWS, 3, dtype=dtype)
+    empty = torch.randn(2, H, ANSWER_ROWS, D, generator=g).to(dtype)  # what an earlier answer has left
+    wide = zip((keys, values), empty, strict=True)
+    rows = kernels.append_bias_columns(*(torch.cat(both, 1) for both in wide), torch.cat((columns, behind), 1))
+    context = SlotContext(keys[None], values[None], bias[None], slice(0), rows=(rows[0][None], rows[1][None]))
+    room, cache, said = AnswerBuffer(ANSWER_ROWS, CPU, context.answer_rows()), TokenCache(1), []
+    cache.context, cache.layers[0].room = context, room
+    # A question with padding behind it, and three tokens, each over what nobody sees.
+    for count in (asked, 1, 1, 1):
+        more = padding if not said else 0
+        new, query = (torch.randn(n, count + more, D, generator=g).to(dtype) for n in (2 * H, H * groups))
+        with patch.object(kernels, "uses_bias_columns", lambda *_: True):
+            room.enter(count + more)
+            out = cache.attend(0, query, new[:H], new[H:], D**-0.5)
+        said.append(new[:, :count])
+        tail = torch.cat(said, 1)
+        asks = query[:, :count], [KVSegment(keys, values, bias)], (tail[:H], tail[H:]), D**-0.5
+        torch.testing.assert_close(out[:, :count], plain.attend(*asks), **allowed(asks, dtype))
+        room.begin += count
 
 
 @given(cases())
