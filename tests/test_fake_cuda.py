@@ -136,8 +136,9 @@ def test_all_that_a_stream_does_is_captured(models: Models, family: str, kind: s
         session = Session.start(backbone, small(kind, positions=positions), attachments=[Transcript()])
         for step in range(12):
             session.watch(random_frames(step, backbone.frames_per_step))
-        for _ in range(2):
-            session.ask(QUESTION, Decoding(4, temperature=0), evidence=True)
+        first, second = (session.ask(QUESTION, Decoding(9, temperature=0), evidence=True) for _ in range(2))
+    # All of the second one is replayed.
+    assert (first.text, first.mean_logprob) == (second.text, second.mean_logprob)
     parts = [backbone.graphs, session.memory.graphs, session._graphs, session._reader.graphs]
     eager = [name for one in parts if one is not None for name, how in one.how.items() if how != "graph"]
     assert eager == WAITS.get(family, []) + ["update"] * (kind == "paper")
