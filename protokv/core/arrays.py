@@ -42,16 +42,18 @@ def find_first_minimum(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return least.values, least.indices
 
 
-def sum_weighted_rows(rows: Tensor, share: Tensor, into: Tensor, stay: Tensor) -> Tensor:
-    """Return of rows `[B, n, F]`, each times its `share` `[B, n]`, the sums of those that go `into` each of `stay`
+def sum_weighted_rows(each: Sequence[Tensor], share: Tensor, into: Tensor, stay: Tensor) -> list[Tensor]:
+    """Return of each rows `[B, n, F]`, times their `share` `[B, n]`, the sums of those that go `into` each of `stay`
     `[B, C]`."""
-    B, n, F = rows.shape
-    if is_readable_by_numpy(rows):
+    B, n = share.shape
+    if is_readable_by_numpy(share):
         # One row after the other. A device would add in any order, and has the product at once.
         first = torch.arange(0, B * n, n)[:, None]
-        sums = torch.zeros(B * n, F).index_add_(0, (into + first).flatten(), (rows * share[:, :, None]).flatten(0, 1))
-        return sums.index_select(0, (stay + first).flatten()).view(B, -1, F)
-    return torch.bmm((into[:, None] == stay[:, :, None]) * share[:, None], rows)
+        goal, chosen, share = (into + first).flatten(), (stay + first).flatten(), share[:, :, None]
+        sums = [torch.zeros(B * n, rows.shape[2]).index_add_(0, goal, (rows * share).flatten(0, 1)) for rows in each]
+        return [one.index_select(0, chosen).view(B, -1, one.shape[1]) for one in sums]
+    weights = (into[:, None] == stay[:, :, None]) * share[:, None]
+    return [torch.bmm(weights, rows) for rows in each]
 
 
 def is_readable_by_numpy(numbers: Tensor) -> bool:

@@ -24,10 +24,10 @@ _SHARED_FEATURES: Final = 32
 _SHIFT: Final = 23
 _TO_UNIT: Final = (1 << _SHIFT) - (63 << (_SHIFT - 6)) - 1 - (6 << _SHIFT)
 _EXPONENT, _INVERSE = 255 << _SHIFT, 254 << _SHIFT
-# In units of 2**-32: 1 / g and 1 / g**2, where g**3 = g + 1.
-_BY_MASS, _BY_FEATURE = 3242174889, 2447445414
+# In units of 2**-32: 1 / g and 1 / g**2, where g**3 = g + 1. The first is below 0 in int32, whose sums wrap around.
+_BY_MASS, _BY_FEATURE = 3242174889 - 2**32, 2447445414
 # 17 bits of these, as many as a float32 below 127 has after the point: with more, a sum would be rounded up.
-_LEVELS: Final = (2**17 - 1) << 15
+_LEVELS: Final = -(1 << 15)
 
 
 def count_features_per_scale(size: int) -> int:
@@ -62,11 +62,11 @@ def scale_codes(codes: Tensor, powers: Tensor) -> Tensor:
 
 
 def make_feature_dither(features: int, device: torch.device) -> Tensor:
-    """Return the part of `make_dither_offsets` that is of the features, `[features]` int64."""
-    return torch.arange(features, device=device) * _BY_FEATURE
+    """Return the part of `make_dither_offsets` that is of the features, `[features]` int32, less a half."""
+    return (torch.arange(features, device=device) * _BY_FEATURE - 2**31).int()
 
 
 def make_dither_offsets(mass: Tensor, features: Tensor) -> Tensor:
     """Return the offsets of centres of `mass` `[n]`, `[n, F]` float32: a half for a token alone."""
-    sequence = torch.add(features, mass[:, None], alpha=_BY_MASS) & _LEVELS
-    return (sequence * 2.0**-32).masked_fill_(mass[:, None] == 1, 0.5)
+    sequence = torch.add(features, mass.int()[:, None], alpha=_BY_MASS).bitwise_and_(_LEVELS)
+    return torch.add(0.5, sequence.masked_fill_(mass[:, None] == 1, 0), alpha=2.0**-32)

@@ -250,8 +250,7 @@ class DurableRule(BankRule):
         into, stay, cost = self._choose(sketch, mass, limits.keep(last, mass), n - C)
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
-        means = sum_weighted_rows(torch.cat((centers, rows[..., 2:]), 2), share, into, stay)
-        centers, means = means.tensor_split((centers.shape[2],), 2)
+        centers, means = sum_weighted_rows((centers, rows[..., 2:].float()), share, into, stay)
         # A cluster stands where its newest member does, of equal ones the last.
         newest = torch.add(self._line[:n], last, alpha=_PLACES)
         newest = newest.scatter_reduce(1, into, newest, "amax").gather(1, stay) & (_PLACES - 1)
@@ -267,14 +266,17 @@ class DurableRule(BankRule):
         the least costs of these to each other, `[B, C]`."""
         n = mass.shape[1]
         line, share, sketch = self._line[:n], self._share(mass), sketch.float()
-        # Half of Ward's costs.
-        costs = torch.bmm(self._turn(sketch), sketch.mT).div_(share[:, None] + share[..., None])
-        costs.add_(kept[:, :, None], alpha=_KEPT)
+        # Half of Ward's costs, and above all of them those of what is kept.
+        costs, above = torch.bmm(self._turn(sketch), sketch.mT), kept[:, :, None] * _KEPT
+        torch.addcdiv(above, costs, share[:, None] + share[..., None], out=costs)
         # What is kept counts as lighter, so that only another one that is kept goes into it, or what has no mass.
         rank = torch.sub(line, mass, alpha=_PLACES).add_(kept, alpha=_LIGHT)
-        # A CPU compares and fills four times as slowly as it adds.
         place = torch.empty_like(costs[:, 0]).scatter_(1, rank.argsort(dim=1), self._places[:n].expand_as(rank))
-        costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
+        if costs.device.type in _AT_ONCE:
+            # A CPU compares and fills four times as slowly as it adds.
+            costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
+        else:
+            torch.where(place[:, None] >= place[:, :, None], above + _NEVER, costs, out=costs)
         least, goal = find_first_minimum(costs)
         cheapest, waits = least.argsort(dim=1, stable=True)[:, :T], least > least.gather(1, goal)
         gone = torch.zeros_like(least).scatter_(1, cheapest, torch.inf).masked_fill_(waits, 0)
