@@ -64,6 +64,9 @@ class FakeCuda(Tensor):
     def get_device(self) -> int:
         return 0
 
+    def data_ptr(self) -> int:
+        return self.data_on_cpu.data_ptr()
+
     def tolist(self) -> Any:
         wait("tolist")
         return self.data_on_cpu.tolist()
