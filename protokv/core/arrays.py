@@ -43,8 +43,8 @@ def find_first_minimum(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_weighted_rows(each: Sequence[Tensor], share: Tensor, into: Tensor, stay: Tensor) -> list[Tensor]:
-    """Return of each rows `[B, n, F]`, times their `share` `[B, n]`, the sums of those that go `into` each of `stay`
-    `[B, C]`."""
+    """Return of each tensor `[B, n, F]` the sums of its rows, times their `share` `[B, n]`, that go `into` each of
+    `stay` `[B, C]`."""
     B, n = share.shape
     if is_readable_by_numpy(share):
         # One row after the other. A device would add in any order, and has the product at once.

@@ -34,8 +34,8 @@ def attend(
     """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over `n` local tokens.
 
     Query `i` of `[Hq, T, D]`, rotated, is local token `n - T + i`; `local` has keys and values `[H, n, D]`, n = 0 where
-    the slots are all. `scaling` is the factor on the logits, usually `D ** -0.5`. `causal` is `_causal_mask` of these
-    sizes, if it is at hand.
+    they stand behind the slots. `scaling` is the factor on the logits, usually `D ** -0.5`. `causal` is `_causal_mask`
+    of these sizes, if it is at hand.
     """
     heads, T, D = query.shape
     keys, values = local

@@ -27,7 +27,7 @@ from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by
 # low that its exponential is 0 beside that of any slot in use.
 EMPTY_BIAS = -1e30
 ANSWER_ROWS = 256
-"""Rows behind those of the slots, for the tokens of an answer: one of these attends to both at once."""
+"""Rows behind those of the slots, for a question and its answer: a token of the answer attends to both at once."""
 
 
 @dataclass(frozen=True, slots=True)

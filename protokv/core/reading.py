@@ -67,7 +67,7 @@ class QuestionForwarder:
             return None
         if self.cache is None or self._room.capacity < needed:
             rows = context.answer_rows() if needed <= ANSWER_ROWS else None
-            capacity = ANSWER_ROWS if needed <= ANSWER_ROWS else 1 << (needed - 1).bit_length()
+            capacity = max(ANSWER_ROWS, 1 << (needed - 1).bit_length())
             self._room = AnswerBuffer(capacity, self._backbone.device, rows)
             self.cache = session.cache.fork(context)
             for layer in self.cache.memory_layers:
