@@ -74,7 +74,8 @@ class MiniLanguageModel:
         rope = config["rope_parameters"]
         half = torch.arange(0, self.head_size, 2, dtype=torch.float)
         self._frequency = (1.0 / (rope["rope_theta"] ** (half / self.head_size))).to(self.embedding.device)
-        self._component = torch.tensor([i for i, n in enumerate(rope["mrope_section"]) for _ in range(n)])
+        component = [i for i, n in enumerate(rope["mrope_section"]) for _ in range(n)]
+        self._component = torch.tensor(component, device=self.embedding.device)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin `[..., D]` float32 of positions `[..., 3]`; each section has its own component."""
