@@ -45,13 +45,13 @@ def find_first_minimum(numbers: Tensor) -> tuple[Tensor, Tensor]:
 def sum_weighted_rows(each: Sequence[Tensor], share: Tensor, into: Tensor, stay: Tensor) -> list[Tensor]:
     """Return of each tensor `[B, n, F]` the sums of its rows, times their `share` `[B, n]`, that go `into` each of
     `stay` `[B, C]`."""
-    B, n = share.shape
     if is_readable_by_numpy(share):
-        # One row after the other. A device would add in any order, and has the product at once.
-        first = torch.arange(0, B * n, n)[:, None]
-        goal, chosen, share = (into + first).flatten(), (stay + first).flatten(), share[:, :, None]
-        sums = [torch.zeros(B * n, rows.shape[2]).index_add_(0, goal, (rows * share).flatten(0, 1)) for rows in each]
-        return [one.index_select(0, chosen).view(B, -1, one.shape[1]) for one in sums]
+        # One row after the other. A device would add in any order, and has the products at once.
+        rows, first = torch.cat(list(each), 2), torch.arange(0, share.numel(), share.shape[1])[:, None]
+        (B, n, F), goal = rows.shape, (into + first).flatten()
+        sums = torch.zeros(B * n, F).index_add_(0, goal, (rows * share[:, :, None]).flatten(0, 1))
+        chosen = sums.index_select(0, (stay + first).flatten()).view(B, -1, F)
+        return list(torch.split(chosen, [one.shape[2] for one in each], 2))
     weights = (into[:, None] == stay[:, :, None]) * share[:, None]
     return [torch.bmm(weights, rows) for rows in each]
 
