@@ -72,19 +72,22 @@ def merge_attention(parts: Sequence[tuple[Tensor, Tensor]], groups: int) -> Tens
     """Merge attentions over disjoint sets of tokens into the attention over all of them, summed in float32.
 
     Parts are outputs `[H, M, D]` of M = groups * T queries, and their log-sum-exp `[H, M]` float32, as
-    `compute_attention` returns them. Returns `[H * groups, T, D]`, token by token in memory, as a model reads it.
+    `compute_attention` returns them. Returns `[H * groups, T, D]`, on a device token by token, as a model reads it.
     """
-    H, M, D = parts[0][0].shape
-    total, T = parts[0][0].view(H, groups, -1, D), M // groups
+    total, (H, M, D) = parts[0][0], parts[0][0].shape
     if len(parts) > 1:
-        shares = torch.stack([lse for _, lse in parts], -1).softmax(-1).view(H, groups, T, -1)
-        rounded = total.new_empty(T, H, groups, D).permute(1, 2, 0, 3)
-        total = total * shares[..., :1]
-        for index, (out, _) in enumerate(parts[1:], start=1):
+        outs, shares = [out for out, _ in parts], torch.stack([lse for _, lse in parts], -1).softmax(-1)
+        rounded = torch.empty_like(total)
+        if total.is_cuda:
+            outs = [out.view(H, groups, -1, D) for out in outs]
+            shares = shares.view(H, groups, M // groups, -1)
+            rounded = total.new_empty(M // groups, H, groups, D).permute(1, 2, 0, 3)
+        total = outs[0] * shares[..., :1]
+        for index, out in enumerate(outs[1:], start=1):
             # The last sum is rounded to the dtype as it is written.
             into = rounded if index == len(parts) - 1 else None
-            total = torch.addcmul(total, out.view(H, groups, T, D), shares[..., index : index + 1], out=into)
-    return total.flatten(0, 1)
+            total = torch.addcmul(total, out, shares[..., index : index + 1], out=into)
+    return total.reshape(H * groups, -1, D)
 
 
 def merge_attention_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
