@@ -51,12 +51,11 @@ def attend(
     for segment in segments:
         if not segment.keys.shape[1]:
             continue
-        turn, read = segment.query_rotation, (segment.keys, segment.values, segment.bias, scaling)
-        if turn is None:
-            parts.append(kernels.compute_biased_attention(stacked, *read, wide))
-        else:
-            rotated = rotate(stacked, *turn).to(query.dtype)
-            parts.append(kernels.compute_biased_attention(rotated, *read))
+        turn, (rotated, own) = segment.query_rotation, (stacked, wide)
+        if turn is not None:
+            rotated, own = rotate(stacked, *turn).to(query.dtype), None
+        read = segment.keys, segment.values, segment.bias
+        parts.append(kernels.compute_biased_attention(rotated, *read, scaling, own))
     if T == 1 and len(parts) == 2 and query.device.type == "cpu":
         return kernels.merge_attention_pair(*parts).reshape(heads, T, D)
     return kernels.merge_attention(parts, heads // H)

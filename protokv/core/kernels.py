@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-BIAS_COLUMNS = 8  # columns behind the keys for the bias, three of them in use: rows of keys stay aligned to 16 bytes
+BIAS_COLUMNS = 8  # columns behind the keys for the bias: rows of keys stay aligned to 16 bytes
+_USED_COLUMNS = 3  # of these, the first ones, whose numbers add up to the bias
 # The part of a free slot in each column, before the scale. It hides the slot beside any other, and lies so near to 0
 # that the logits of slots that are all free are finite and exact in every dtype.
 _FREE = -(2.0**15)
@@ -103,8 +104,8 @@ def uses_bias_columns(head_size: int, dtype: torch.dtype, device: torch.device) 
 
 def make_bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
     """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: the first columns, `[..., N, 3]`."""
-    rest, columns = (bias / scaling).clamp_(min=3 * _FREE), list[Tensor]()
-    for _ in range(3):
+    rest, columns = (bias / scaling).clamp_(min=_USED_COLUMNS * _FREE), list[Tensor]()
+    for _ in range(_USED_COLUMNS):
         # Each holds what the ones before it have rounded off.
         columns.append(rest.clamp(min=_FREE).to(dtype))
         rest = rest - columns[-1]
@@ -118,7 +119,7 @@ def append_ones(query: Tensor) -> Tensor:
 
 def hide_rows_(keys: Tensor, hidden: Tensor) -> None:
     """Give rows of keys `[..., N, D + BIAS_COLUMNS]` the bias of a free slot where `hidden` `[N]`, else none."""
-    keys[..., -BIAS_COLUMNS : 3 - BIAS_COLUMNS] = hidden[:, None] * _FREE
+    keys[..., -BIAS_COLUMNS : _USED_COLUMNS - BIAS_COLUMNS] = hidden[:, None] * _FREE
 
 
 def append_bias_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
