@@ -1,7 +1,8 @@
-"""ProtoKV: a vision-language model watches a video of any length in constant memory and answers later.
+"""ProtoKV: a vision-language model watches a video of any length in constant memory and answers
+later.
 
-The names below are what a user of the library needs; they are imported when they are first used, so that
-`import protokv` costs nothing.
+The names below are what a user of the library needs; they are imported when they are first used, so
+that `import protokv` costs nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +25,24 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Answer", "Cache", "Decoding", "DurableConfig", "Every", "MemoryConfig", "PaperConfig", "Session", "__version__",
-    "ingest", "ingest_events", "load", "load_backbone", "open_source", "read_steps", "save", "watching",
-]  # fmt: skip
+    "Answer",
+    "Cache",
+    "Decoding",
+    "DurableConfig",
+    "Every",
+    "MemoryConfig",
+    "PaperConfig",
+    "Session",
+    "__version__",
+    "ingest",
+    "ingest_events",
+    "load",
+    "load_backbone",
+    "open_source",
+    "read_steps",
+    "save",
+    "watching",
+]
 
 _HOMES = {
     "Answer": "protokv.core.session",

@@ -1,8 +1,9 @@
 """Every error that a user can cause, as one tree below `ProtoKVError`.
 
-A message says what was expected, what came and where; a hint says what to do. The library raises these and never
-prints; the command line maps each to one line and an exit code. `escape_text` makes foreign text fit for a message,
-`suggest_name` is the hint for a name that is none of a list, and `find_system_error` finds what the system refused.
+A message says what was expected, what came and where; a hint says what to do. The library raises
+these and never prints; the command line maps each to one line and an exit code. `escape_text` makes
+foreign text fit for a message, `suggest_name` is the hint for a name that is none of a list, and
+`find_system_error` finds what the system refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from difflib import get_close_matches
 
 
 class ProtoKVError(Exception):
-    """Base of all errors a user can cause: `message` (what, where) and `hint` (what to do, may be empty)."""
+    """Base of all errors a user can cause: `message` (what, where) and `hint` (what to do, may be
+    empty).
+    """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -92,7 +95,9 @@ class StateCorrupt(StateError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return `did you mean NAME?` with the known name that is most like a mistyped one; empty if none is."""
+    """Return `did you mean NAME?` with the known name that is most like a mistyped one; empty if
+    none is.
+    """
     names = {one.lower(): one for one in known}
     if str(name).lower() in names:
         return ""
@@ -106,7 +111,8 @@ def suggest_name(name: object, known: Iterable[str], *, others: str = "") -> str
     Args:
         name: what was given.
         known: the names, in the order to show.
-        others: what else is possible, with the word before it, such as `or the path of a .toml file`.
+        others: what else is possible, with the word before it, such as `or the path of a .toml
+            file`.
     """
     names = list(known)
     everything = " ".join(["use one of", ", ".join(names), *([others] if others else [])])
@@ -114,20 +120,25 @@ def suggest_name(name: object, known: Iterable[str], *, others: str = "") -> str
 
 
 def escape_text(text: object, length: int = 80) -> str:
-    """Return text from a file or a library, fit for a message: ASCII, one line, from at most `length` characters."""
+    """Return text from a file or a library, fit for a message: ASCII, one line, from at most
+    `length` characters.
+    """
     return ascii(str(text)[:length])[1:-1]
 
 
 def find_system_error(error: Exception) -> OSError | MemoryError | None:
     """Return the system's error that an exception is or tells in words; None if it tells another.
 
-    Libraries turn a failed call into text, such as "Input/output error (os error 5)" or "Cannot allocate memory (12)".
+    Libraries turn a failed call into text, such as "Input/output error (os error 5)" or "Cannot
+    allocate memory (12)".
     """
     if isinstance(error, (OSError, MemoryError)):
         return error
     text = str(error)
     named = [int(one) for one in re.findall(r"\b\d{1,3}\b", text)]
-    return next((OSError(one, os.strerror(one)) for one in named if one and os.strerror(one) in text), None)
+    return next(
+        (OSError(one, os.strerror(one)) for one in named if one and os.strerror(one) in text), None
+    )
 
 
 def format_os_error(error: Exception) -> str:

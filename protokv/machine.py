@@ -21,7 +21,9 @@ _NO_ROOM = re.compile(
 
 
 def measure_machine_memory() -> int | None:
-    """Return the bytes of main memory that this process may have, used or free; None if the system does not tell."""
+    """Return the bytes of main memory that this process may have, used or free; None if the system
+    does not tell.
+    """
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -33,7 +35,9 @@ def measure_machine_memory() -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error, or what it came from, tells that there was no memory, or no thread, to have."""
+    """Return True if an error, or what it came from, tells that there was no memory, or no thread,
+    to have.
+    """
     told: BaseException | None = error
     while told is not None:
         # By its name, because torch may not be imported yet.
@@ -46,14 +50,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def measure_free_memory() -> int | None:
-    """Return the bytes of main memory that a new program can use; None if the system does not tell."""
+    """Return the bytes of main memory that a new program can use; None if the system does not
+    tell.
+    """
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
         free = int(found[1]) * 1024 if found else None
     except (OSError, ValueError):
         free = None
     try:
-        # Pages of files count as used in a container, and are given up on demand; so this is at most what is free.
+        # Pages of files count as used in a container, and are given up on demand; so this is at
+        # most what is free.
         left = int(_CONTAINER.read_text()) - int(_USED.read_text())
     except (OSError, ValueError):
         return free

@@ -1,7 +1,7 @@
 r"""Text and JSON from outside: what is taken, and how much of it. Knows no files and no web.
 
-Half of a surrogate pair is no character: Python gets it from `\ud800` in JSON and from bytes that are not UTF-8, and
-cannot write it. Such text is refused where it comes in.
+Half of a surrogate pair is no character: Python gets it from `\ud800` in JSON and from bytes that
+are not UTF-8, and cannot write it. Such text is refused where it comes in.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ def check_question_text(question: str, where: str = "the question") -> str:
     """Return a question that a tokenizer can be given. Costs nothing for a long one.
 
     Raises:
-        QuestionError: it is empty, too long, or has characters that are none; the message begins with `where`.
+        QuestionError: it is empty, too long, or has characters that are none; the message begins
+            with `where`.
     """
     if not question or question.isspace():
-        raise QuestionError(f"{where} is empty", hint="ask something, for example: What shape appeared first?")
+        raise QuestionError(
+            f"{where} is empty", hint="ask something, for example: What shape appeared first?"
+        )
     if len(question) > MOST_QUESTION_CHARACTERS:
         size = f"{len(question):,} characters; the most is {MOST_QUESTION_CHARACTERS:,}"
         raise QuestionError(f"{where} has {size}", hint="ask something shorter")
     if (place := find_invalid_character(question)) is not None:
-        raise QuestionError(f"{where} is not text: character {place + 1} is none", hint="write it as UTF-8")
+        raise QuestionError(
+            f"{where} is not text: character {place + 1} is none", hint="write it as UTF-8"
+        )
     return question
 
 
@@ -38,7 +43,8 @@ def find_invalid_character(text: str) -> int | None:
 
 
 def parse_strict_json(data: bytes | str) -> Any:
-    """Return the value of JSON: UTF-8, whole surrogate pairs, finite numbers, as Python's own parser does not ask.
+    """Return the value of JSON: UTF-8, whole surrogate pairs, finite numbers, as Python's own
+    parser does not ask.
 
     ValueError: it is anything else, or deeper than Python's recursion; in one line.
     """
@@ -49,7 +55,9 @@ def parse_strict_json(data: bytes | str) -> Any:
 
 
 def shorten_text(text: str, most: int = 500) -> str:
-    """Return text for a message or a terminal; of a long one the beginning, and how much is left out."""
+    """Return text for a message or a terminal; of a long one the beginning, and how much is left
+    out.
+    """
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
 
 

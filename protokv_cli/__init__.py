@@ -1,1 +1,3 @@
-"""The command line of ProtoKV: one file a subcommand, no tensor code, nothing heavy imported for `--help`."""
+"""The command line of ProtoKV: one file a subcommand, no tensor code, nothing heavy imported for
+`--help`.
+"""

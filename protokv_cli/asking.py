@@ -1,4 +1,5 @@
-"""Questions as users give them, and their answers: arguments, lines, JSON lines or a prompt; rows, text and evidence.
+"""Questions as users give them, and their answers: arguments, lines, JSON lines or a prompt; rows,
+text and evidence.
 
 A question that cannot be asked is told with its place, and the others are answered.
 """
@@ -35,7 +36,9 @@ _HINT = 'write {"question": "..."} or the bare question, one a line'
 
 @dataclass(frozen=True, slots=True)
 class UserQuestion:
-    """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text."""
+    """One question, the expected answer if there is one, and where it was given. QuestionError if
+    it is no text.
+    """
 
     text: str
     expected: str | None = None
@@ -49,7 +52,8 @@ class QuestionErrors:
     """Tells of the questions that cannot be asked."""
 
     def __init__(self, out: Output) -> None:
-        self._out, self._any = out, False
+        self._out = out
+        self._any = False
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
@@ -68,8 +72,12 @@ class QuestionErrors:
             raise typer.Exit(ExitCode.USAGE)
 
 
-def read_questions(arguments: Sequence[str], file: Path | None, refusals: QuestionErrors) -> Iterator[UserQuestion]:
-    """Yield the questions of a file, then the arguments; `-` stands for the lines of stdin. ConfigError: no file."""
+def read_questions(
+    arguments: Sequence[str], file: Path | None, refusals: QuestionErrors
+) -> Iterator[UserQuestion]:
+    """Yield the questions of a file, then the arguments; `-` stands for the lines of stdin.
+    ConfigError: no file.
+    """
     if file is not None:
         try:
             yield from _parse_lines(str(file), str(file), refusals)
@@ -86,7 +94,9 @@ def read_questions(arguments: Sequence[str], file: Path | None, refusals: Questi
 
 
 def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
-    """Open a text file, or stdin for `-`, as UTF-8 with or without its mark; what is none is refused line by line."""
+    """Open a text file, or stdin for `-`, as UTF-8 with or without its mark; what is none is
+    refused line by line.
+    """
     if place != "-":
         return Path(place).open(encoding="utf-8-sig", errors="surrogateescape")
     if isinstance(sys.stdin, TextIOWrapper):
@@ -110,14 +120,17 @@ def _parse(line: str, where: str) -> UserQuestion:
         row = parse_strict_json(line)
     except ValueError as error:
         raise QuestionError(f"not a JSON object: {error}", hint=_HINT) from error
-    question, expected = row.get("question"), row.get("answer")
+    question = row.get("question")
+    expected = row.get("answer")
     if not isinstance(question, str) or not isinstance(expected, str | None):
         raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
     return UserQuestion(question, expected, where)
 
 
 def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
-    """Yield the lines that a user types at the prompt, until exit, quit or Ctrl-D; Ctrl-C drops a line."""
+    """Yield the lines that a user types at the prompt, until exit, quit or Ctrl-D; Ctrl-C drops a
+    line.
+    """
     with suppress(ImportError):
         # For the arrow keys.
         import readline  # noqa: F401
@@ -140,25 +153,47 @@ def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
 class AnswerFlags(Flags, panel="Answers"):
     """How an answer is written."""
 
-    max_new_tokens: int | None = option("--max-new-tokens COUNT", "Default: the model's, or 64.", TOP_PANEL)
+    max_new_tokens: int | None = option(
+        "--max-new-tokens COUNT", "Default: the model's, or 64.", TOP_PANEL
+    )
     evidence: bool = option("--evidence", "Show the times that each answer stood on.", TOP_PANEL)
-    frames: Path | None = option("--frames DIR", "Write the frames at these times as PNG, named by time.")
-    video: Path | None = option("--video PATH", "Their video or its folder. Default: beside the state, or here.")
+    frames: Path | None = option(
+        "--frames DIR", "Write the frames at these times as PNG, named by time."
+    )
+    video: Path | None = option(
+        "--video PATH", "Their video or its folder. Default: beside the state, or here."
+    )
     system: str | None = option("--system TEXT", "A system prompt, in front of each question.")
-    choices: str | None = option("--choices A,B", "Answer with the likeliest of these, such as yes,no.", TOP_PANEL)
-    temperature: float | None = option("--temperature NUMBER", "0 is greedy; above 0 draws. Default: as published.")
-    top_p: float | None = option("--top-p SHARE", "Draw from this share of the probability. Default: as published.")
+    choices: str | None = option(
+        "--choices A,B", "Answer with the likeliest of these, such as yes,no.", TOP_PANEL
+    )
+    temperature: float | None = option(
+        "--temperature NUMBER", "0 is greedy; above 0 draws. Default: as published."
+    )
+    top_p: float | None = option(
+        "--top-p SHARE", "Draw from this share of the probability. Default: as published."
+    )
     seed: int = option("--seed NUMBER", "Seed of the draws.", default=0)
 
     def decoding(self, backbone: Backbone | None = None) -> Decoding:
-        """Return how a model draws; without one, only refuse numbers that cannot be. ConfigError."""
+        """Return how a model draws; without one, only refuse numbers that cannot be.
+        ConfigError.
+        """
         from protokv.core.decoding import Decoding
 
         if backbone and self.system is not None and not backbone.converses:
-            raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
+            raise ConfigError(
+                f"{backbone.identity.name} takes no system prompt", hint="leave out --system"
+            )
         drawn = {name: getattr(self, name) for name in ("max_new_tokens", "temperature", "top_p")}
         drawn = {name: value for name, value in drawn.items() if value is not None}
-        check_options((self.choices and drawn, "--choices generates and draws nothing", "leave the other options out"))
+        check_options(
+            (
+                self.choices and drawn,
+                "--choices generates and draws nothing",
+                "leave the other options out",
+            )
+        )
         drawn |= {"choices": parse_list(self.choices), "seed": self.seed}
         return replace(backbone.decoding if backbone else Decoding(), **drawn)
 
@@ -172,13 +207,18 @@ class Answerer:
     refusals: QuestionErrors
     clock: Timings  # adds up the seconds of each stage
     timed: bool = False  # rows have these seconds
-    shows: bool = False  # write each answer as it is generated, and what belongs to it in lines below
+    # write each answer as it is generated, and what belongs to it in lines below
+    shows: bool = False
     alone: bool = False  # then do not repeat the question before it
     at_prompt: bool = False  # questions are typed, and are one conversation
     _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(
-        self, state: str, session: Session, questions: Iterable[UserQuestion], videos: StateVideos = ()
+        self,
+        state: str,
+        session: Session,
+        questions: Iterable[UserQuestion],
+        videos: StateVideos = (),
     ) -> Iterator[dict[str, Any]]:
         """Yield the row of each answer of a state; `videos` are those that `--frames` are from.
 
@@ -193,7 +233,9 @@ class Answerer:
                     if self.how.frames is not None:
                         from protokv_cli.frames import write_evidence_frames
 
-                        row["frames"] = write_evidence_frames(videos, answer, session, self.how.frames)
+                        row["frames"] = write_evidence_frames(
+                            videos, answer, session, self.how.frames
+                        )
                         self.out.note(f"{len(row['frames'])} frames are in {self.how.frames}")
                     if self.timed:
                         self.clock.add("first token", answer.ttft_ms / 1e3)
@@ -219,11 +261,18 @@ class Answerer:
             "finish_reason": answer.finish_reason,
         }
         if answer.probabilities is not None:
-            row["probabilities"] = {choice: round(share, 4) for choice, share in answer.probabilities.items()}
+            row["probabilities"] = {
+                choice: round(share, 4) for choice, share in answer.probabilities.items()
+            }
             if self.shows:
-                self.out.text("  " + ", ".join(f"{one} {share:.2f}" for one, share in answer.probabilities.items()))
+                self.out.text(
+                    "  "
+                    + ", ".join(f"{one} {share:.2f}" for one, share in answer.probabilities.items())
+                )
         if answer.evidence is not None:
-            spans = [asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans]
+            spans = [
+                asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans
+            ]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
@@ -237,7 +286,9 @@ class Answerer:
         return row
 
     def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
-        """Return the answer; say what the model does not read of the question and of the conversation."""
+        """Return the answer; say what the model does not read of the question and of the
+        conversation.
+        """
         name = session.backbone.identity.name
         if words := shorten_text(", ".join(session.backbone.unknown_words(question)), 200):
             self.out.note(f"Note: {name} does not know {words}", once=True)
@@ -245,7 +296,9 @@ class Answerer:
         if self.shows and not self.alone:
             self.out.table(shorten_text(question), style="cyan", end=" ")
         evidence = self.how.evidence or self.how.frames is not None
-        pieces = session.stream(question, decoding, evidence=evidence, turns=self._turns, system=self.how.system)
+        pieces = session.stream(
+            question, decoding, evidence=evidence, turns=self._turns, system=self.how.system
+        )
         try:
             while True:
                 piece = next(pieces)
@@ -267,10 +320,22 @@ class Answerer:
 
 
 def format_evidence_line(evidence: Evidence) -> str:
-    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
-    at = [f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans]
+    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said
+    then, in lines.
+    """
+    at = [
+        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)"
+        for one in evidence.spans
+    ]
     stood = f"stood on {', '.join(at)}"
     if evidence.faint or not at:
-        stood = "no span stands out" + (f"; most {', '.join(at)}: this may no longer be in memory" if at else "")
+        stood = "no span stands out" + (
+            f"; most {', '.join(at)}: this may no longer be in memory" if at else ""
+        )
     said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
-    return "\n    ".join([f"  {stood}", *(f"{format_time(start_s)} {shorten_text(one.text)}" for start_s, one in said)])
+    return "\n    ".join(
+        [
+            f"  {stood}",
+            *(f"{format_time(start_s)} {shorten_text(one.text)}" for start_s, one in said),
+        ]
+    )

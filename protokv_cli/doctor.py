@@ -1,4 +1,6 @@
-"""`protokv doctor`: what this machine and this installation have, for a bug report without secrets."""
+"""`protokv doctor`: what this machine and this installation have, for a bug report without
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,28 @@ from protokv_cli.exits import ExitCode
 from protokv_cli.options import OutputFlags
 from protokv_cli.output import tabulate_fields
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "av",
+    "decord",
+    "numpy",
+    "typer",
+    "rich",
+)
 _CODECS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
-_VARIABLES = re.compile(r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|.*_PROXY$", re.IGNORECASE)
+_VARIABLES = re.compile(
+    r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|.*_PROXY$", re.IGNORECASE
+)
 
 
 def doctor(*, output: OutputFlags) -> None:
     """Show what this machine has and what is installed; `protokv models` shows which models fit.
 
-    For a bug report: no values of variables, no names of your models, the home folder as ~. Exit code 1: it is broken.
+    For a bug report: no values of variables, no names of your models, the home folder as ~. Exit
+    code 1: it is broken.
 
     ```sh
     protokv doctor --format json
@@ -36,16 +51,27 @@ def doctor(*, output: OutputFlags) -> None:
     out = output.open()
     with out.errors():
         problems = list[str]()
-        av, installed = _import(problems, "av"), {one.name: one.version for one in metadata.distributions()}
+        av = _import(problems, "av")
+        installed = {one.name: one.version for one in metadata.distributions()}
         found: dict[str, Any] = {
             "protokv": __version__,
             "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
-            "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors",
+            "system": (
+                f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} "
+                "processors"
+            ),
             "packages": {name: installed.get(name, "not installed") for name in _PACKAGES},
             "devices": list_devices(problems),
-            "video": {"codecs": [name for name in _CODECS if av is not None and name in av.codecs_available]},
+            "video": {
+                "codecs": [
+                    name for name in _CODECS if av is not None and name in av.codecs_available
+                ]
+            },
             "variables": sorted(name for name in os.environ if _VARIABLES.match(name)),
-            "disk": {"folder": _hide_home(Path.cwd()), "free_bytes": shutil.disk_usage(Path.cwd()).free},
+            "disk": {
+                "folder": _hide_home(Path.cwd()),
+                "free_bytes": shutil.disk_usage(Path.cwd()).free,
+            },
             "problems": problems,
         }
         devices = {one["name"]: {**one, "name": ""} for one in found["devices"]}
@@ -56,12 +82,20 @@ def doctor(*, output: OutputFlags) -> None:
 
 def list_devices(problems: list[str]) -> list[dict[str, Any]]:
     """Return a row per device: its name, its memory and what is free of it; tell of problems."""
-    found = [{"name": "cpu", "machine_memory_bytes": measure_machine_memory(), "free_bytes": measure_free_memory()}]
+    found = [
+        {
+            "name": "cpu",
+            "machine_memory_bytes": measure_machine_memory(),
+            "free_bytes": measure_free_memory(),
+        }
+    ]
     torch = _import(problems, "torch")
     for number in range(torch.cuda.device_count() if torch is not None else 0):
         try:
             free, size = torch.cuda.mem_get_info(number)
-            found.append({"name": f"cuda:{number}", "machine_memory_bytes": size, "free_bytes": free})
+            found.append(
+                {"name": f"cuda:{number}", "machine_memory_bytes": size, "free_bytes": free}
+            )
         except RuntimeError as error:
             problems.append(f"cuda:{number} cannot be used: {str(error).splitlines()[0]}")
     return found

@@ -20,20 +20,28 @@ _MOST_FRAMES = 8  # of one span: its first ones
 def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
     """Return the videos of a state.
 
-    A state is untrusted and names no folder. A file in `video`, beside the state or in this folder counts if it has the
-    fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch: it has changed.
+    A state is untrusted and names no folder. A file in `video`, beside the state or in this folder
+    counts if it has the fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch:
+    it has changed.
     """
     from protokv.state.sources import list_state_sources
     from protokv.video.registry import fingerprint_video_file
 
-    places, found = [video] if video else [Path(), Path(str(reader.path)).parent], []
+    places = [video] if video else [Path(), Path(str(reader.path)).parent]
+    found = []
     for one in list_state_sources(reader.header):
-        # The fingerprint of a part is that of the file, then @, where it begins, + and how long it is.
+        # The fingerprint of a part is that of the file, then @, where it begins, + and how long it
+        # is.
         digest, _, part = str(one.get("fingerprint")).partition("@")
         name = PurePath(str(one.get("name")).rpartition(" from ")[0 if part else 2]).name
-        path = next((file for place in places for file in (place, place / name) if file.is_file()), None)
+        path = next(
+            (file for place in places for file in (place, place / name) if file.is_file()), None
+        )
         if path is None:
-            why = f"the video {escape_text(name)} of this state is not at hand: not in {' or '.join(map(str, places))}"
+            why = (
+                f"the video {escape_text(name)} of this state is not at hand: not in "
+                f"{' or '.join(map(str, places))}"
+            )
             raise SourceNotFound(why, hint="name the file, or the folder it is in, with --video")
         if fingerprint_video_file(path) != digest:
             why = f"{path} is not the video that this state watched, or has changed since"
@@ -42,14 +50,22 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
     return found
 
 
-def write_evidence_frames(videos: StateVideos, answer: Answer, session: Session, folder: Path) -> list[str]:
+def write_evidence_frames(
+    videos: StateVideos, answer: Answer, session: Session, folder: Path
+) -> list[str]:
     """Write a frame of each step of an answer's spans; return their paths, by time."""
     from PIL import Image
 
     from protokv.video import open_source
 
-    step_s, paths, spans = session.clock.step_seconds, list[str](), answer.evidence.spans if answer.evidence else ()
-    steps = {i for one in spans for i in range(round(one.start_s / step_s), round(one.end_s / step_s))[:_MOST_FRAMES]}
+    step_s = session.clock.step_seconds
+    paths = list[str]()
+    spans = answer.evidence.spans if answer.evidence else ()
+    steps = {
+        i
+        for one in spans
+        for i in range(round(one.start_s / step_s), round(one.end_s / step_s))[:_MOST_FRAMES]
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for time_s in (i * step_s for i in sorted(steps)):
         start_s, in_file_s, file = [one for one in videos if one[0] <= time_s][-1]
@@ -59,6 +75,8 @@ def write_evidence_frames(videos: StateVideos, answer: Answer, session: Session,
             raise SourceUnreadable(f"{file} has no frame at {time_s - start_s + in_file_s:g} s")
         minutes, rest = divmod(round(time_s * 1000), 60_000)
         # Names sort by time.
-        paths.append(str(folder / f"{minutes // 60:02d}-{minutes % 60:02d}-{rest / 1000:06.3f}.png"))
+        paths.append(
+            str(folder / f"{minutes // 60:02d}-{minutes % 60:02d}-{rest / 1000:06.3f}.png")
+        )
         Image.fromarray(frame.image).save(paths[-1])
     return paths

@@ -36,13 +36,20 @@ if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions
 
 # A page that shows a video, which yt-dlp reads.
-_PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
+_PAGE = re.compile(
+    r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE
+)
 
 # Other users of the machine can read a command line.
-_TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, or a folder: a state each.
+_TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, or a folder: \
+a state each.
 Put an address with a password into PROTOKV_SOURCE."""
 _SOURCE = typer.Argument(
-    metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT, callback=read_variable_lines
+    metavar="SOURCE",
+    envvar="PROTOKV_SOURCE",
+    show_envvar=False,
+    help=_TEXT,
+    callback=read_variable_lines,
 )
 _Sources = Annotated[list[str] | None, _SOURCE]
 
@@ -50,47 +57,88 @@ _Sources = Annotated[list[str] | None, _SOURCE]
 class _StateFlags(Flags, panel="State"):
     """Which state is written, when and how."""
 
-    state: str | None = option("--output -o STATE", "State or folder to write. Default: here, by SOURCE.", TOP_PANEL)
-    every: str | None = option("--every TIME", "Commit each 30s or 500steps; or never.", TOP_PANEL, parse=parse_every)
-    keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", TOP_PANEL)
+    state: str | None = option(
+        "--output -o STATE", "State or folder to write. Default: here, by SOURCE.", TOP_PANEL
+    )
+    every: str | None = option(
+        "--every TIME", "Commit each 30s or 500steps; or never.", TOP_PANEL, parse=parse_every
+    )
+    keep: int | None = option(
+        "--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", TOP_PANEL
+    )
     overwrite: bool = option("--force", "Start over and replace STATE.", TOP_PANEL)
-    dry_run: bool = option("--dry-run", "Estimate what it would take, and write nothing.", TOP_PANEL)
+    dry_run: bool = option(
+        "--dry-run", "Estimate what it would take, and write nothing.", TOP_PANEL
+    )
     append: bool = option("--append", "Watch SOURCE after what STATE has watched, if there is one.")
 
 
 class _SourceFlags(Flags, panel="What to watch"):
     """What of a source enters the stream."""
 
-    start_s: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0", parse=parse_duration)
-    duration_s: str | None = option("--duration TIME", "Watch no more of a file than this.", parse=parse_duration)
+    start_s: str = option(
+        "--start TIME", "Begin a file here, such as 7:30.", default="0", parse=parse_duration
+    )
+    duration_s: str | None = option(
+        "--duration TIME", "Watch no more of a file than this.", parse=parse_duration
+    )
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="auto")
-    transcribe: str | None = option("--transcribe MODEL", "Write NAME.srt where it lacks, with Whisper or Moonshine.")
-    system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
-    max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
-    decoder: str = option("--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto")
-    chunk: str = option("--chunk COUNT|auto", "Steps together; auto: 4 of a file.", default="1", parse=parse_steps)
+    transcribe: str | None = option(
+        "--transcribe MODEL", "Write NAME.srt where it lacks, with Whisper or Moonshine."
+    )
+    system: str | None = option(
+        "--system TEXT", "A system prompt, which the model reads before the video."
+    )
+    max_frame_pixels: int | None = option(
+        "--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1
+    )
+    decoder: str = option(
+        "--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto"
+    )
+    chunk: str = option(
+        "--chunk COUNT|auto", "Steps together; auto: 4 of a file.", default="1", parse=parse_steps
+    )
 
 
-_ASKED, _HOW = "Questions while it watches", ("every_s", "choices", "on_change", "evidence")
+_ASKED = "Questions while it watches"
+_HOW = ("every_s", "choices", "on_change", "evidence")
 
 
 class _LiveFlags(Flags, panel="Live sources"):
     """What is asked meanwhile, and what to do about a source that waits, is lost or has no end."""
 
-    questions: list[str] | None = option("--ask QUESTION", "Ask this again and again; repeatable.", _ASKED)
-    every_s: str = option("--ask-every TIME", "How often (stream time).", _ASKED, default="10s", parse=parse_duration)
+    questions: list[str] | None = option(
+        "--ask QUESTION", "Ask this again and again; repeatable.", _ASKED
+    )
+    every_s: str = option(
+        "--ask-every TIME", "How often (stream time).", _ASKED, default="10s", parse=parse_duration
+    )
     on_change: bool = option("--on-change", "Only answers that differ from the last one.", _ASKED)
-    choices: str | None = option("--choices A,B", "Answer with the likeliest of these.", _ASKED, parse=parse_list)
+    choices: str | None = option(
+        "--choices A,B", "Answer with the likeliest of these.", _ASKED, parse=parse_list
+    )
     evidence: bool = option("--evidence", "Say the times that each answer stood on.", _ASKED)
-    command: str | None = option("--exec COMMAND", "Run this for each answer, which is JSON on its stdin.", _ASKED)
-    for_s: str | None = option("--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration)
-    stall_s: str | None = option("--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration)
-    give_up_s: str | None = option("--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration)
-    on_pressure: str | None = option("--on-pressure WORD", "Too slow: drop old frames (live), or wait (pipes).")
+    command: str | None = option(
+        "--exec COMMAND", "Run this for each answer, which is JSON on its stdin.", _ASKED
+    )
+    for_s: str | None = option(
+        "--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration
+    )
+    stall_s: str | None = option(
+        "--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration
+    )
+    give_up_s: str | None = option(
+        "--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration
+    )
+    on_pressure: str | None = option(
+        "--on-pressure WORD", "Too slow: drop old frames (live), or wait (pipes)."
+    )
     input: list[str] | None = option(
         "--input NAME=VALUE",
         "For FFmpeg, such as rtsp_transport=udp; repeatable.",
-        parse=lambda texts: dict(parse_pair(text, "input", "--input rtsp_transport=udp") for text in texts),
+        parse=lambda texts: dict(
+            parse_pair(text, "input", "--input rtsp_transport=udp") for text in texts
+        ),
     )
 
 
@@ -107,25 +155,26 @@ def ingest(
 ) -> None:
     """Stream a video, a camera or a pipe through the model into a bounded state.
 
-    The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says how to go on.
-    Other processes may query and inspect the last commit meanwhile. A second writer is refused, with exit code 11.
+    The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says
+    how to go on. Other processes may query and inspect the last commit meanwhile. A second writer
+    is refused, with exit code 11.
 
-    In a pipe, each event is a JSON line with its type: started, progress, source_lost, commit and others, last summary.
+    In a pipe, each event is a JSON line with its type: started, progress, source_lost, commit and
+    others, last summary.
 
-    With --ask, questions are answered while it watches, as events: where stream time passes multiples of --ask-every.
+    With --ask, questions are answered while it watches, as events: where stream time passes
+    multiples of --ask-every.
 
-    Several videos get a state each, named after the video. The same command again does what is missing or changed.
-    Failures are listed at the end and in failures.jsonl, and the exit code is 3.
+    Several videos get a state each, named after the video. The same command again does what is
+    missing or changed. Failures are listed at the end and in failures.jsonl, and the exit code is
+    3.
 
-    ```sh
-    protokv ingest video.mp4
-    protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
-    protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m --every 30s --keep 20
-    protokv ingest part2.mp4 -o part1.safetensors --append
-    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --ask-every 5s --choices yes,no --on-change
-    ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
-    protokv ingest --from list.txt -o states/ --dry-run
-    ```
+    ```sh protokv ingest video.mp4 protokv ingest talk.mkv -o talk.safetensors --budget 6k --model
+    Qwen/Qwen2.5-VL-7B-Instruct protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00
+    --duration 10m --every 30s --keep 20 protokv ingest part2.mp4 -o part1.safetensors --append
+    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --ask-every 5s --choices yes,no
+    --on-change ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors protokv ingest
+    --from list.txt -o states/ --dry-run ```
     """
     out = output.open(outlives_stdout=True)
     with out.errors():
@@ -144,7 +193,13 @@ def ingest(
         waiting = make_kwargs(live, "questions", "command")
         how = {name: waiting.pop(name) for name in _HOW if name in waiting}
         more = list_set_options(live, *_HOW, "command")
-        check_options((more and not live.questions, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
+        check_options(
+            (
+                more and not live.questions,
+                f"{' and '.join(more)}: nothing is asked",
+                "add --ask QUESTION",
+            )
+        )
         chosen = IngestOptions(
             config=memory.config(),
             backbone=model.model,
@@ -156,10 +211,20 @@ def ingest(
             **make_kwargs(watch),
             **model.loading,
         )
-        if (state.keep or 0) > 1 and state.every is None and (many or source_kind(sources[0]) == "file"):
-            out.note("Warning: --keep without --every: a commit comes once a minute of the clock. Try --every 30s")
+        if (
+            (state.keep or 0) > 1
+            and state.every is None
+            and (many or source_kind(sources[0]) == "file")
+        ):
+            out.note(
+                "Warning: --keep without --every: a commit comes once a minute of the clock. Try "
+                "--every 30s"
+            )
         if many:
-            alone = [*list_set_options(state, "append"), *list_set_options(watch, "start_s", "duration_s", "chunk")]
+            alone = [
+                *list_set_options(state, "append"),
+                *list_set_options(watch, "start_s", "duration_s", "chunk"),
+            ]
             alone += [*list_set_options(live), *list_set_options(output, "timings")]
             alone += ["--subtitles FILE"] * names_subtitle_file(watch.subtitles)
             hint = "several videos are continued without an option, and watched to their ends"
@@ -184,23 +249,39 @@ def ingest(
 
 
 def _ingest_one(
-    out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None, command: str | None
+    out: Output,
+    source: str,
+    state: str | None,
+    chosen: IngestOptions,
+    clock: Timings | None,
+    command: str | None,
 ) -> None:
-    """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
+    """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is
+    not whole.
+    """
     from protokv.fleet.plan import is_fleet_folder, locate_fleet_state, make_video_key
     from protokv.ingestion import IngestSummary, ingest_events
     from protokv.video.address import name_source
     from protokv_cli.ingest_report import EventPrinter
 
-    opened, name = _open_stdin(source), name_source(source)
+    opened = _open_stdin(source)
+    name = name_source(source)
     # The name of the source decides where no state is named.
-    target = state if state is None or not is_fleet_folder(state) else locate_fleet_state(state, make_video_key(source))
+    target = (
+        state
+        if state is None or not is_fleet_folder(state)
+        else locate_fleet_state(state, make_video_key(source))
+    )
     with (
         handle_signals(out.note) as stop,
         SubprocessHook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
         EventPrinter(out, name, chosen, clock) as report,
         # Closing the generator commits what was watched if something fails here.
-        closing(ingest_events(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
+        closing(
+            ingest_events(
+                opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock
+            )
+        ) as events,
     ):
         report.hook = hook
         for event in events:
@@ -212,5 +293,7 @@ def _ingest_one(
 def _open_stdin(source: str) -> str:
     """Return the source, with `-` replaced by the descriptor of the user's stdin."""
     if source == "-" and sys.stdin.isatty():
-        raise ConfigError("nothing is piped in", hint="for example: ffmpeg -i ... -f mpegts - | protokv ingest -")
+        raise ConfigError(
+            "nothing is piped in", hint="for example: ffmpeg -i ... -f mpegts - | protokv ingest -"
+        )
     return f"pipe:{sys.stdin.fileno()}" if source == "-" else source

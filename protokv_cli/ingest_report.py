@@ -1,4 +1,5 @@
-"""What `protokv ingest` of one source shows: notes before the run, its progress, its result, and what to do next.
+"""What `protokv ingest` of one source shows: notes before the run, its progress, its result, and
+what to do next.
 
 Imports the library whole, so it is imported when a run begins.
 """
@@ -36,7 +37,8 @@ from protokv_cli.output import (
 
 _JSON_EVERY_S = 1.0  # readers of the lines want to follow the run, not every step
 _MEASURED = 100  # beyond this part of the tokens nothing was measured
-_HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")  # of the last event, but in JSON
+# of the last event, but in JSON
+_HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")
 
 
 class EventPrinter(ProgressBar):
@@ -44,16 +46,24 @@ class EventPrinter(ProgressBar):
 
     hook: SubprocessHook | None = None  # gets the answers to standing questions
 
-    def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
-        """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
+    def __init__(
+        self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None
+    ) -> None:
+        """Show nothing yet. `source` is its name without secrets; the last event is shown with
+        `timings`.
+        """
         super().__init__(out, "loading model", source, logs=not out.as_json)
-        self._source, self._chosen, self._timings, self._row_s = source, chosen, timings, -_JSON_EVERY_S
+        self._source = source
+        self._chosen = chosen
+        self._timings = timings
+        self._row_s = -_JSON_EVERY_S
         self._first: tuple[float, float] | None = None
         self._begun: events.IngestStarted | None = None
 
     def follow(self, event: IngestEvent) -> None:
         """Show an event: notes on stderr, and a JSON line, or a table at the end."""
-        out, ends = self._out, isinstance(event, events.IngestSummary)
+        out = self._out
+        ends = isinstance(event, events.IngestSummary)
         if isinstance(event, events.IngestStarted):
             self._begun = event
             out.note_model(event.model, event.notice)
@@ -72,11 +82,15 @@ class EventPrinter(ProgressBar):
             out.text(_describe_answer(event))
         elif ends:
             show_timings(out, row.pop("timings", {}))
-            out.record({name: value for name, value in row.items() if value and name not in _HIDDEN})
+            out.record(
+                {name: value for name, value in row.items() if value and name not in _HIDDEN}
+            )
 
     def _show_progress(self, event: events.IngestProgress) -> bool:
         """Draw the bar; return True if a JSON line is due."""
-        now_s, done_s, length_s = time.monotonic(), event.stream_time_s, event.duration_s
+        now_s = time.monotonic()
+        done_s = event.stream_time_s
+        length_s = event.duration_s
         if self._first is None:
             self._first = (now_s, done_s)
             self._note_share(event)
@@ -101,18 +115,27 @@ class EventPrinter(ProgressBar):
             self._out.note(_describe_share(tokens, self._chosen.config.budget))
 
     def end(self, summary: events.IngestSummary, stopped: ExitCode | None) -> None:
-        """Say what to do next, and end with the exit code of the signal that `stopped` it, or of what is not whole."""
-        out, state, source = self._out, summary.state, self._source
+        """Say what to do next, and end with the exit code of the signal that `stopped` it, or of
+        what is not whole.
+        """
+        out = self._out
+        state = summary.state
+        source = self._source
         if stopped is not None:
             at = format_time(summary.stream_time_s)
             out.note(f"stopped at {at}; {state} is committed. Continue with the same command.")
             raise typer.Exit(stopped)
         if summary.damaged:
             out.error(f"Error: {source}: {summary.damage}")
-            out.error(f"Hint: what could be read is in {state}; ask it, or mend the video and use --force")
+            out.error(
+                f"Hint: what could be read is in {state}; ask it, or mend the video and use --force"
+            )
         elif summary.words_lost:
             out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
-            out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
+            out.error(
+                "Hint: mend that, or choose other words with --subtitles (off: none), and use "
+                "--force"
+            )
         else:
             if self._begun and not self._chosen.ask:
                 show_query_hint(out, [state], self._begun.model, self._chosen.backbone)
@@ -121,17 +144,24 @@ class EventPrinter(ProgressBar):
 
 
 def show_query_hint(out: Output, state: Sequence[str], model: str | None, named: object) -> None:
-    """Say how to ask a state, or the states of a folder; `named` is the model that the user named."""
+    """Say how to ask a state, or the states of a folder; `named` is the model that the user
+    named.
+    """
     # A state names no folder of its model.
     folder = ["--model", str(named)] if named and Path(str(named)).is_dir() else []
-    question = "What shape appeared first?" if is_embedded_model(model) else "What happens in this video?"
+    question = (
+        "What shape appeared first?" if is_embedded_model(model) else "What happens in this video?"
+    )
     out.note(f'ask it: {shlex.join(["protokv", "query", *folder, *state])} "{question}"')
 
 
 def _note_start(out: Output, started: events.IngestStarted, source: str) -> None:
     """Note where the run begins, and warn of what may surprise the user."""
     if not started.locked:
-        out.note(f"{started.state} cannot be locked there: nothing keeps others from writing it at the same time")
+        out.note(
+            f"{started.state} cannot be locked there: nothing keeps others from writing it at the "
+            "same time"
+        )
     if started.how == "finished":
         out.note(f"{started.state} has watched {source} to its end; there is nothing to do")
         return
@@ -142,7 +172,10 @@ def _note_start(out: Output, started: events.IngestStarted, source: str) -> None
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.source_fps and started.fps > 1.01 * started.source_fps:
-        out.note(f"Warning: --fps {started.fps:g} shows some of the {started.source_fps:g} frames a second again")
+        out.note(
+            f"Warning: --fps {started.fps:g} shows some of the {started.source_fps:g} frames a "
+            "second again"
+        )
 
 
 def _note_news(out: Output, event: IngestEvent) -> None:
@@ -153,33 +186,54 @@ def _note_news(out: Output, event: IngestEvent) -> None:
         case events.SourceNoted():
             out.note(f"Note: {event.source}: {event.note}")
         case events.SourceLost():
-            out.error(f"{event.source} is lost at {format_time(event.stream_time_s)}: {event.why}; trying again")
+            out.error(
+                f"{event.source} is lost at {format_time(event.stream_time_s)}: {event.why}; "
+                "trying again"
+            )
         case events.SourceRecovered():
-            out.error(f"{event.source} is back at {format_time(event.stream_time_s)}, after {format_time(event.gap_s)}")
+            out.error(
+                f"{event.source} is back at {format_time(event.stream_time_s)}, after "
+                f"{format_time(event.gap_s)}"
+            )
         case events.FramesDropped():
             rates = f"{event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}"
-            out.note(f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send smaller ones")
+            out.note(
+                f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send "
+                "smaller ones"
+            )
 
 
 def _describe_answer(event: events.QuestionAnswered) -> str:
-    """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and one of what it stood on if that is known."""
+    """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and one of what it stood on
+    if that is known.
+    """
     sure = math.exp(event.mean_logprob) if event.probability is None else event.probability
     line = f"{format_time(event.stream_time_s)} {event.question} {event.answer} ({sure:.2f})"
     if event.frames_dropped:
-        line += f", {event.late_s:.0f} s late, {format_count(event.frames_dropped, 'frame')} dropped"
+        line += (
+            f", {event.late_s:.0f} s late, {format_count(event.frames_dropped, 'frame')} dropped"
+        )
     stood = event.evidence and format_evidence_line(Evidence(tuple(event.evidence), measured=False))
     return f"{line}\n{stood}" if stood else line
 
 
 def name_event(event: IngestEvent) -> str:
-    """Return the `type` of an event in JSON, such as `source_lost` of `SourceLost` and `started` of `IngestStarted`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", re.sub("^Ingest|^Question", "", type(event).__name__)).lower()
+    """Return the `type` of an event in JSON, such as `source_lost` of `SourceLost` and `started` of
+    `IngestStarted`.
+    """
+    return re.sub(
+        r"(?<!^)(?=[A-Z])", "_", re.sub("^Ingest|^Question", "", type(event).__name__)
+    ).lower()
 
 
 def _describe_share(tokens: float, budget: int) -> str:
-    """Return which part of the tokens of a whole video a budget keeps, and whether that was measured."""
+    """Return which part of the tokens of a whole video a budget keeps, and whether that was
+    measured.
+    """
     part = max(1, round(tokens / budget))
-    beyond = f", beyond what was measured (1/{_MEASURED}): a greater --budget keeps more" * (part > _MEASURED)
+    beyond = f", beyond what was measured (1/{_MEASURED}): a greater --budget keeps more" * (
+        part > _MEASURED
+    )
     return f"the budget keeps {'all' if part == 1 else f'1/{part}'} of the video{beyond}"
 
 

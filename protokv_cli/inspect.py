@@ -1,4 +1,6 @@
-"""`protokv inspect`: show a state or a folder of them, compare two, write one in another form. Needs no model."""
+"""`protokv inspect`: show a state or a folder of them, compare two, write one in another form.
+Needs no model.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,23 @@ from protokv.errors import ConfigError
 from protokv.texts import format_count, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, option
-from protokv_cli.output import Output, Row, format_bytes, format_time, tabulate_fields, tabulate_rows
+from protokv_cli.output import (
+    Output,
+    Row,
+    format_bytes,
+    format_time,
+    tabulate_fields,
+    tabulate_rows,
+)
 from protokv_cli.parsing import open_commit_at, show_commit_note
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SECOND = "A second state: show how they differ. Exit 0 if equal, 1 if not."
-_State = Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")]
+_State = Annotated[
+    str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")
+]
 _Other = Annotated[str | None, typer.Argument(metavar="STATE2", help=_SECOND)]
 
 _ROWS_SHOWN = 8  # of the gaps of a live stream, and of the answers to standing questions
@@ -28,9 +39,13 @@ _COLUMNS = 5  # of a table of layers, beside their number: a terminal has room f
 class _InspectFlags(Flags, panel="What to show"):
     """What of a state is shown."""
 
-    target: str | None = option("--output -o PATH", "Write the state again, in the form that the suffix names.")
+    target: str | None = option(
+        "--output -o PATH", "Write the state again, in the form that the suffix names."
+    )
     force: bool = option("--force", "Let --output replace any file.")
-    verify: bool = option("--verify/--no-verify", "Check that every byte is as it was saved.", default=True)
+    verify: bool = option(
+        "--verify/--no-verify", "Check that every byte is as it was saved.", default=True
+    )
     layers: bool = option("--layers", "Add constants, bytes, bank and codebooks of every layer.")
     words: bool = option("--words", "Show what was said, as the state knows it, with times.")
     at: str | None = option("--at TIME", "Show the newest kept commit not after this stream time.")
@@ -42,16 +57,23 @@ class _InspectFlags(Flags, panel="What to show"):
         more = {"--layers": self.layers and self.words, "--at": self.at and (other or self.target)}
         together = [*modes, *(name for name, clashes in more.items() if clashes)]
         if len(together) > 1:
-            raise ConfigError(f"{' and '.join(together)} do not go together", hint="one after the other")
+            raise ConfigError(
+                f"{' and '.join(together)} do not go together", hint="one after the other"
+            )
         if many and (modes or self.at):
-            raise ConfigError(f"{state} holds many states, and these options are for one", hint="name one of them")
+            raise ConfigError(
+                f"{state} holds many states, and these options are for one", hint="name one of them"
+            )
 
 
-def inspect(state: _State, other: _Other = None, *, flags: _InspectFlags, output: OutputFlags) -> None:
+def inspect(
+    state: _State, other: _Other = None, *, flags: _InspectFlags, output: OutputFlags
+) -> None:
     """Show what a state has watched, how much of it is kept, how big it is and whether it is whole.
 
-    With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal
-    and 1 if they differ. With -o: write the state in another form (.safetensors, .pt, .zarr) or place (s3://...).
+    With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0
+    if they are equal and 1 if they differ. With -o: write the state in another form (.safetensors,
+    .pt, .zarr) or place (s3://...).
 
     ```sh
     protokv inspect video.safetensors --layers
@@ -70,7 +92,10 @@ def inspect(state: _State, other: _Other = None, *, flags: _InspectFlags, output
         many = is_fleet_folder(state)
         flags.refuse_contradictions(state, other, many)
         if many:
-            out.show(describe_fleet_states(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))
+            out.show(
+                describe_fleet_states(state),
+                lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"),
+            )
         elif flags.words:
             _show_words(out, state, flags)
         else:
@@ -80,13 +105,19 @@ def inspect(state: _State, other: _Other = None, *, flags: _InspectFlags, output
                 raise typer.Exit(ExitCode.FAILURE)
 
 
-def _read_document(out: Output, state: str, other: str | None, flags: _InspectFlags) -> dict[str, Any]:
-    """Return the document of a state, of two that are compared, or of one written in another form."""
+def _read_document(
+    out: Output, state: str, other: str | None, flags: _InspectFlags
+) -> dict[str, Any]:
+    """Return the document of a state, of two that are compared, or of one written in another
+    form.
+    """
     from protokv.state.describe import compare_states, convert_state, describe_state
     from protokv.state.reader import StateReader
 
     if other is not None:
-        found = compare_states(*(StateReader.open(one, verify=flags.verify).state for one in (state, other)))
+        found = compare_states(
+            *(StateReader.open(one, verify=flags.verify).state for one in (state, other))
+        )
         return {"states": [state, other], **found}
     if flags.target is not None:
         return convert_state(state, flags.target, overwrite=flags.force, digests=flags.verify)
@@ -101,20 +132,29 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
     reader = open_commit_at(state, flags.at, flags.verify)
-    lines, record = reader.transcript.lines, read_recorded_subtitles(reader.state.source)
+    lines = reader.transcript.lines
+    record = read_recorded_subtitles(reader.state.source)
     show_commit_note(out, reader.state.clock.stream_time_s, reader.at_s)
     if lost := record.get("lost"):
         out.note(f"Warning: not all words are known: {lost}")
     if reader.transcript.is_full:
-        out.note("older lines may be gone: a state keeps the last ones, about seven hours of speech")
+        out.note(
+            "older lines may be gone: a state keeps the last ones, about seven hours of speech"
+        )
     if not lines:
-        out.note(f"no words of {name_subtitles(record)} are known" if record else "no words: the video had none")
+        out.note(
+            f"no words of {name_subtitles(record)} are known"
+            if record
+            else "no words: the video had none"
+        )
     rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
     out.show(rows, lambda rows: [tabulate_rows(("start_s", "text"), rows)])
 
 
 def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
-    """Yield the tables of a document: of one state, of two that are compared, or of one written in another form."""
+    """Yield the tables of a document: of one state, of two that are compared, or of one written in
+    another form.
+    """
     if "equal" in d:
         yield from _difference_tables(d)
     elif "output" in d:
@@ -126,35 +166,57 @@ def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableT
 
 
 def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
-    """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a slash."""
+    """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a
+    slash.
+    """
     cells = [{**row, "state": row["state"].removeprefix(root)} for row in rows]
     yield tabulate_rows(["state", "stream_time_s", "steps", "file_bytes", "complete"], cells)
-    yield from (f"{one['state']}: {wrong}" for one in cells if (wrong := one["failure"] or one["damage"]))
+    yield from (
+        f"{one['state']}: {wrong}" for one in cells if (wrong := one["failure"] or one["damage"])
+    )
     whole = sum(row["complete"] and not row["damage"] for row in rows)
-    seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
+    seconds, size = (
+        sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes")
+    )
     total = f"{format_count(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
     yield f"{total}; {format_time(seconds)} watched, {format_bytes(size)}"
 
 
 def _summary_tables(d: Row) -> Iterator[RenderableType]:
-    """Yield what the state has watched, what is kept, whether it is whole, its sources, and gaps of a live one."""
-    memory, stream, model = d["memory"], d["stream"], d["backbone"]
-    sources = [{**one, "source": one["name"] or "frames from a program"} for one in stream["sources"]]
+    """Yield what the state has watched, what is kept, whether it is whole, its sources, and gaps of
+    a live one.
+    """
+    memory = d["memory"]
+    stream = d["stream"]
+    model = d["backbone"]
+    sources = [
+        {**one, "source": one["name"] or "frames from a program"} for one in stream["sources"]
+    ]
     # The decoder that was asked for may have left frames to another.
     by = " and ".join(stream["decoders"]) or stream["decoder"] or "no decoder"
     what = f"{sources[0]['source']} ({by})" if len(sources) == 1 else f"{len(sources)} sources"
     changes = [f"{name} = {value}" for name, value in memory["changes"].items() if name != "budget"]
     rows = {
-        "watched": f"{what}, {format_time(stream['watched_s'])}, {'' if d['complete'] else 'not '}to its end",
+        "watched": (
+            f"{what}, {format_time(stream['watched_s'])}, {'' if d['complete'] else 'not '}to its "
+            "end"
+        ),
         "whole": _describe_damage(d),
         "written": (d["written"] or "").replace("T", " ")[:19],
         "kept": _describe_kept(d),
-        "size": f"{format_bytes(d['bytes']['file'])} on disk, {format_bytes(d['bytes']['total'])} in memory",
-        "memory": ", ".join([f"{memory['kind']}, budget {format_count(memory['budget'], 'token')}", *changes]),
+        "size": (
+            f"{format_bytes(d['bytes']['file'])} on disk, {format_bytes(d['bytes']['total'])} in "
+            "memory"
+        ),
+        "memory": ", ".join(
+            [f"{memory['kind']}, budget {format_count(memory['budget'], 'token')}", *changes]
+        ),
         "model": f"{model['name']} ({model['family']}, {model['dtype']})",
     }
     if len(stream["commits_s"]) > 1:
-        rows["commits"] = f"{', '.join(map(format_time, stream['commits_s']))}; query --at TIME asks them"
+        rows["commits"] = (
+            f"{', '.join(map(format_time, stream['commits_s']))}; query --at TIME asks them"
+        )
     yield tabulate_fields(rows)
     if len(sources) > 1:
         cells = [{**one, "damage": (one["damage"] or {}).get("message")} for one in sources]
@@ -162,7 +224,9 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
         gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-_ROWS_SHOWN:]]
-        yield tabulate_fields({**live, "gaps": [], "lost_s": None, "lost_in_all_s": live["lost_s"]}, title="live")
+        yield tabulate_fields(
+            {**live, "gaps": [], "lost_s": None, "lost_in_all_s": live["lost_s"]}, title="live"
+        )
         if gaps:
             yield tabulate_rows(["gap", "from_s", "to_s", "why"], gaps)
     if answers := stream["answers"][-_ROWS_SHOWN:]:
@@ -180,8 +244,10 @@ def _describe_damage(d: Row) -> str:
 
 def _describe_kept(d: Row) -> str:
     """Return how much of the stream is kept exactly, since when, and what became of the rest."""
-    stream, memory = d["stream"], d["memory"]
-    seen, exact = format_count(stream["tokens_seen"], "token"), stream["tokens_exact"]
+    stream = d["stream"]
+    memory = d["memory"]
+    seen = format_count(stream["tokens_seen"], "token")
+    exact = stream["tokens_exact"]
     if exact is None:
         return f"at most {stream['tokens_kept']:,} of {seen}"
     if exact >= stream["tokens_seen"]:
@@ -192,7 +258,10 @@ def _describe_kept(d: Row) -> str:
     if "words_prototypes" in d:
         latest += f" and {d['words_tokens_in_use']:,} of words"
         older += f" and {d['words_prototypes']:,} of words"
-    return f"{latest}, {older if memory['prototypes'] else 'at most {:,} in all'.format(stream['tokens_kept'])}"
+    return (
+        f"{latest}, "
+        f"{older if memory['prototypes'] else 'at most {:,} in all'.format(stream['tokens_kept'])}"
+    )
 
 
 def _inner_tables(d: Row) -> Iterator[RenderableType]:
@@ -205,18 +274,29 @@ def _inner_tables(d: Row) -> Iterator[RenderableType]:
     yield tabulate_fields(sizes, "bytes; total: in memory; file: on disk")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-            names, cells = list(rows[0]), [{"layer": i, **row} for i, row in enumerate(rows)]
+            names = list(rows[0])
+            cells = [{"layer": i, **row} for i, row in enumerate(rows)]
             for first in range(0, len(names), _COLUMNS):
-                yield tabulate_rows(["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " "))
+                yield tabulate_rows(
+                    ["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " ")
+                )
 
 
 def _difference_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the fields and tensors in which two states differ."""
-    verdict = f"equal in all {d['tensors_compared']} tensors and the header" if d["equal"] else "different"
-    yield tabulate_fields(dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states")
+    verdict = (
+        f"equal in all {d['tensors_compared']} tensors and the header"
+        if d["equal"]
+        else "different"
+    )
+    yield tabulate_fields(
+        dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states"
+    )
     if d["header"]:
         cells = [{**one, "a": str(one["a"]), "b": str(one["b"])} for one in d["header"]]
         yield tabulate_rows(["field", "a", "b"], cells, title="header")
     if d["tensors"]:
         columns = ["name", "a", "b", "differing", "max_abs_difference"]
-        yield tabulate_rows(columns, d["tensors"], f"tensors, {len(d['tensors'])} of {d['tensors_compared']}")
+        yield tabulate_rows(
+            columns, d["tensors"], f"tensors, {len(d['tensors'])} of {d['tensors_compared']}"
+        )

@@ -27,7 +27,9 @@ class _HelpfulGroup(TyperGroup):
     """The program: `help COMMAND` is `COMMAND --help`, and a usage error is a line, not a box."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run it. typer draws a box around errors of a program with markup, and a script looks for `Error:`."""
+        """Run it. typer draws a box around errors of a program with markup, and a script looks for
+        `Error:`.
+        """
         self.rich_markup_mode = None
         if os.environ.get("COLUMNS") == "0":
             # Some terminals say so; rich would draw nothing.
@@ -52,7 +54,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {one.__name__: make_typer_command(one) for one in (ingest, query, inspect, replay, serve, models, doctor)}
+COMMANDS = {
+    one.__name__: make_typer_command(one)
+    for one in (ingest, query, inspect, replay, serve, models, doctor)
+}
 for name, one in COMMANDS.items():
     app.command(name)(one)
 
@@ -66,7 +71,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _run_without_command(
     version: Annotated[
-        bool, typer.Option("--version", "-V", help="Print it and exit.", is_eager=True, callback=_show_version)
+        bool,
+        typer.Option(
+            "--version", "-V", help="Print it and exit.", is_eager=True, callback=_show_version
+        ),
     ] = False,
 ) -> None:
     """Watch a video of any length in constant memory; save the state; ask about it later.
@@ -78,7 +86,8 @@ def _run_without_command(
     protokv replay video.mp4 --questions questions.jsonl
     ```
 
-    Every option has a variable, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens. An option wins over its variable.
+    Every option has a variable, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens. An option wins over
+    its variable.
     """
 
 

@@ -1,8 +1,10 @@
-"""Options of the commands: declared once, as fields of dataclasses, and shared by the commands that take them.
+"""Options of the commands: declared once, as fields of dataclasses, and shared by the commands that
+take them.
 
-A command is a function that takes such dataclasses. `make_typer_command` turns it into one that typer reads: each field
-is an option with a variable of its name, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens, and the function gets filled
-dataclasses. The help shows an option in the panel of its dataclass, or in the one that its declaration names.
+A command is a function that takes such dataclasses. `make_typer_command` turns it into one that
+typer reads: each field is an option with a variable of its name, PROTOKV_MAX_NEW_TOKENS for
+--max-new-tokens, and the function gets filled dataclasses. The help shows an option in the panel of
+its dataclass, or in the one that its declaration names.
 """
 
 from __future__ import annotations
@@ -24,17 +26,26 @@ from protokv_cli.output import Output
 from protokv_cli.parsing import parse_setting
 
 TOP_PANEL = "Most used"  # the first panel of the help
-SUBTITLES_HELP = "Words to read: FILE, a language such as en, off, or auto: a file beside the video or a track."
+SUBTITLES_HELP = (
+    "Words to read: FILE, a language such as en, off, or auto: a file beside the video or a track."
+)
 
 
 def option(
-    declared: str, text: str, panel: str | None = None, *, default: Any = None, parse: Any = lambda it: it, **more: Any
+    declared: str,
+    text: str,
+    panel: str | None = None,
+    *,
+    default: Any = None,
+    parse: Any = lambda it: it,
+    **more: Any,
 ) -> Any:
     """Return a field of a dataclass that is an option.
 
-    `declared` has its names and what stands for its value, as the help shows them: `--output -o STATE`. `panel` is the
-    section of the help; None: that of its dataclass. `default` is False for a flag; the help shows numbers and texts.
-    `parse` reads the text of the command line (`make_kwargs`), and `more` are arguments of `typer.Option`.
+    `declared` has its names and what stands for its value, as the help shows them: `--output -o
+    STATE`. `panel` is the section of the help; None: that of its dataclass. `default` is False for
+    a flag; the help shows numbers and texts. `parse` reads the text of the command line
+    (`make_kwargs`), and `more` are arguments of `typer.Option`.
     """
     words = declared.split()
     if default is None and words[-1].startswith("-") and "/" not in declared:
@@ -56,8 +67,12 @@ def option(
     return field(default=default, metadata={"option": info, "name": long, "parse": parse})
 
 
-def read_variable_lines(ctx: typer.Context, param: typer.CallbackParam, values: list[str] | None) -> list[str] | None:
-    """Return the values of a parameter that takes several: of its variable a line each, which typer cuts at blanks."""
+def read_variable_lines(
+    ctx: typer.Context, param: typer.CallbackParam, values: list[str] | None
+) -> list[str] | None:
+    """Return the values of a parameter that takes several: of its variable a line each, which typer
+    cuts at blanks.
+    """
     source = ctx.get_parameter_source(param.name or "")
     is_variable = source is not None and source.name == "ENVIRONMENT"
     return os.environ[str(param.envvar)].splitlines() if is_variable else values
@@ -76,7 +91,9 @@ class Flags:
 
 
 def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function for typer whose parameters are the fields of the dataclasses that `function` takes."""
+    """Return a function for typer whose parameters are the fields of the dataclasses that
+    `function` takes.
+    """
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
@@ -92,12 +109,17 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
             if kinds[one.name] == list[str] | None:
                 info.callback = read_variable_lines
             kind: Any = Annotated[kinds[one.name], info]
-            parameters.append(inspect.Parameter(one.name, parameter.KEYWORD_ONLY, default=one.default, annotation=kind))
+            parameters.append(
+                inspect.Parameter(
+                    one.name, parameter.KEYWORD_ONLY, default=one.default, annotation=kind
+                )
+            )
 
     @wraps(function)
     def call(**values: Any) -> None:
         filled = {
-            name: group(**{one.name: values.pop(one.name) for one in fields(group)}) for name, group in groups.items()
+            name: group(**{one.name: values.pop(one.name) for one in fields(group)})
+            for name, group in groups.items()
         }
         function(**values, **filled)
 
@@ -107,13 +129,21 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def make_kwargs(flags: Any, *without: str) -> dict[str, Any]:
-    """Return the options that have a value as keywords of the library, read from their texts. ConfigError."""
-    kept = [one for one in fields(flags) if one.name not in without and getattr(flags, one.name) is not None]
+    """Return the options that have a value as keywords of the library, read from their texts.
+    ConfigError.
+    """
+    kept = [
+        one
+        for one in fields(flags)
+        if one.name not in without and getattr(flags, one.name) is not None
+    ]
     return {one.name: one.metadata["parse"](getattr(flags, one.name)) for one in kept}
 
 
 def list_set_options(flags: Any, *names: str) -> list[str]:
-    """Return the options of a dataclass that differ from their defaults: of all fields, or of some."""
+    """Return the options of a dataclass that differ from their defaults: of all fields, or of
+    some.
+    """
     found = (one for one in fields(flags) if (not names or one.name in names))
     return [one.metadata["name"] for one in found if getattr(flags, one.name) != one.default]
 
@@ -135,14 +165,18 @@ class DebugFlags(Flags, panel="Output"):
 class OutputFlags(DebugFlags):
     """What a command writes."""
 
-    fmt: OutputFormat = option("--format -f FORMAT", "table, json, or auto: json in a pipe.", default=OutputFormat.AUTO)
+    fmt: OutputFormat = option(
+        "--format -f FORMAT", "table, json, or auto: json in a pipe.", default=OutputFormat.AUTO
+    )
     as_json: bool = option("--json", "The same as --format json.")
     quiet: bool = option("--quiet -q", "Nothing on stderr but errors.")
 
     def open(self, *, outlives_stdout: bool = False) -> Output:
         """Return the streams of the command."""
         as_json = self.as_json or {OutputFormat.JSON: True, OutputFormat.TABLE: False}.get(self.fmt)
-        return Output(as_json=as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout)
+        return Output(
+            as_json=as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout
+        )
 
 
 class TimedOutputFlags(OutputFlags):
@@ -154,10 +188,18 @@ class TimedOutputFlags(OutputFlags):
 class ModelFlags(Flags, panel="Model"):
     """Which model, and where it runs."""
 
-    model: str | None = option("--model -m MODEL", "A hub name, a folder, or protokv/mini (embedded).", TOP_PANEL)
-    device: str = option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", TOP_PANEL, default="auto")
-    revision: str | None = option("--revision REVISION", "Branch, tag or commit. Default: of the state, or main.")
-    device_map: str | None = option("--device-map NAME", "auto or balanced: spread model and state over devices.")
+    model: str | None = option(
+        "--model -m MODEL", "A hub name, a folder, or protokv/mini (embedded).", TOP_PANEL
+    )
+    device: str = option(
+        "--device NAME", "auto, cpu, cuda, cuda:N or mps.", TOP_PANEL, default="auto"
+    )
+    revision: str | None = option(
+        "--revision REVISION", "Branch, tag or commit. Default: of the state, or main."
+    )
+    device_map: str | None = option(
+        "--device-map NAME", "auto or balanced: spread model and state over devices."
+    )
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -165,7 +207,9 @@ class ModelFlags(Flags, panel="Model"):
         return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
 
     def check(self) -> None:
-        """Refuse a model or a rate that cannot be, before anything heavy is imported. ConfigError, ModelError."""
+        """Refuse a model or a rate that cannot be, before anything heavy is imported. ConfigError,
+        ModelError.
+        """
         from protokv.backbones import require_model
 
         if (fps := getattr(self, "fps", None)) is not None:
@@ -177,14 +221,20 @@ class ModelFlags(Flags, panel="Model"):
 class WatchModelFlags(ModelFlags):
     """A model that watches: its weights, and what a frame may cost."""
 
-    fps: float | None = option("--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", TOP_PANEL)
+    fps: float | None = option(
+        "--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", TOP_PANEL
+    )
     dtype: str | None = option("--dtype NAME", "auto, float32, bfloat16 or float16.")
     quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.")
-    frame_tokens: int | None = option("--frame-tokens COUNT", "The most visual tokens of a frame; for Qwen, of two.")
+    frame_tokens: int | None = option(
+        "--frame-tokens COUNT", "The most visual tokens of a frame; for Qwen, of two."
+    )
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Keywords of `load_backbone` and fields of `IngestOptions`; None means: as the state says."""
+        """Keywords of `load_backbone` and fields of `IngestOptions`; None means: as the state
+        says.
+        """
         more = ("dtype", "quantization", "frame_tokens")
         return self.placement | {name: getattr(self, name) for name in more}
 
@@ -192,22 +242,39 @@ class WatchModelFlags(ModelFlags):
 class MemoryFlags(Flags, panel="Memory"):
     """What a state keeps."""
 
-    memory: str = option("--memory NAME", f"{', '.join(MEMORIES)}, or MODULE:CLASS.", TOP_PANEL, default=DEFAULT_MEMORY)
-    budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", TOP_PANEL, default="6k")
-    positions: str | None = option("--positions NAME", "stream, or compact: consecutive for what is in memory.")
-    settings: list[str] | None = option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")
+    memory: str = option(
+        "--memory NAME",
+        f"{', '.join(MEMORIES)}, or MODULE:CLASS.",
+        TOP_PANEL,
+        default=DEFAULT_MEMORY,
+    )
+    budget: str = option(
+        "--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", TOP_PANEL, default="6k"
+    )
+    positions: str | None = option(
+        "--positions NAME", "stream, or compact: consecutive for what is in memory."
+    )
+    settings: list[str] | None = option(
+        "--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable."
+    )
     seed: int = option("--seed NUMBER", "Seed of all random draws.", default=0)
-    thumbnails: int = option("--thumbnails COUNT", "Pictures for people, 3 KiB each at most.", default=16, min=0)
+    thumbnails: int = option(
+        "--thumbnails COUNT", "Pictures for people, 3 KiB each at most.", default=16, min=0
+    )
 
     def config(self) -> MemoryConfig:
         """Return the memory; `--set` wins over the others. ConfigError."""
-        fixed = {"seed": self.seed} | ({} if self.positions is None else {"positions": self.positions})
+        fixed = {"seed": self.seed} | (
+            {} if self.positions is None else {"positions": self.positions}
+        )
         base = MemoryConfig.of(self.memory, budget=self.budget)
         return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
 
 
 def check_options(*rules: tuple[object, str, str]) -> None:
-    """Raise ConfigError for the first rule that is broken: whether it is, why that is no command, and a hint."""
+    """Raise ConfigError for the first rule that is broken: whether it is, why that is no command,
+    and a hint.
+    """
     for broken, why, hint in rules:
         if broken:
             raise ConfigError(why, hint=hint)

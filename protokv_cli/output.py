@@ -1,12 +1,12 @@
 r"""The streams of a command: results to stdout, messages, progress and errors to stderr.
 
-Results are records: tables for people, one JSON object a line for programs. Without `--format`, a terminal gets tables
-and a pipe gets JSON. A lost stderr is ignored. A lost stdout ends a command whose purpose is its output, but not one
-whose purpose is a state.
+Results are records: tables for people, one JSON object a line for programs. Without `--format`, a
+terminal gets tables and a pipe gets JSON. A lost stderr is ignored. A lost stdout ends a command
+whose purpose is its output, but not one whose purpose is a state.
 
-A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the direction of
-writing. Every text that this program writes passes `make_printable` or `format_json`: it is shown, never obeyed.
-Characters that are not printable are written as their escapes, `\x1b`.
+A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the
+direction of writing. Every text that this program writes passes `make_printable` or `format_json`:
+it is shown, never obeyed. Characters that are not printable are written as their escapes, `\x1b`.
 """
 
 from __future__ import annotations
@@ -39,31 +39,49 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 _MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
 _WIDEST_NAME = 38  # of 80 columns
-_BAR_EVERY_S, LOG_EVERY_S = 0.25, 10.0  # drawing at every step of a small model would take as long as the model
+# drawing at every step of a small model would take as long as the model
+_BAR_EVERY_S = 0.25
+LOG_EVERY_S = 10.0
 # Of the first word of a message on a terminal.
 _COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
-_JOINERS = frozenset("\u200c\u200d")  # they join letters in Persian, Indic scripts and emoji, and direct nothing
+# they join letters in Persian, Indic scripts and emoji, and direct nothing
+_JOINERS = frozenset("\u200c\u200d")
 
 
 class Output:
     """The streams of one command."""
 
     def __init__(
-        self, *, as_json: bool | None = None, quiet: bool = False, debug: bool = False, outlives_stdout: bool = False
+        self,
+        *,
+        as_json: bool | None = None,
+        quiet: bool = False,
+        debug: bool = False,
+        outlives_stdout: bool = False,
     ) -> None:
-        """Write JSON or tables; None: tables to a terminal. Go on after stdout is lost if it `outlives_stdout`."""
+        """Write JSON or tables; None: tables to a terminal. Go on after stdout is lost if it
+        `outlives_stdout`.
+        """
         self.as_json = not sys.stdout.isatty() if as_json is None else as_json
-        self.quiet, self.debug = quiet, debug
+        self.quiet = quiet
+        self.debug = debug
         # Why nothing more is written to stdout.
         self._lost: Exception | None = None
         # Takes a bar off the terminal, so that a line can be written in its place.
         self.hide: Callable[[], None] = lambda: None
-        self._outlives_stdout, self._told = outlives_stdout, set[str]()
+        self._outlives_stdout = outlives_stdout
+        self._told = set[str]()
 
     @property
     def draws(self) -> bool:
-        """Whether bars are drawn: stderr is a terminal that can move its cursor, and not `--quiet`."""
-        return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        """Whether bars are drawn: stderr is a terminal that can move its cursor, and not
+        `--quiet`.
+        """
+        return (
+            not self.quiet
+            and sys.stderr.isatty()
+            and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        )
 
     def table(self, *parts: RenderableType, style: str | None = None, end: str = "\n") -> None:
         """Write tables and styled text to stdout."""
@@ -72,7 +90,9 @@ class Output:
         console = Console(highlight=False, markup=False, emoji=False)
         with console.capture() as captured:
             for part in parts:
-                console.print(make_printable(part) if isinstance(part, str) else part, style=style, end=end)
+                console.print(
+                    make_printable(part) if isinstance(part, str) else part, style=style, end=end
+                )
         self._write(captured.get())
 
     def json(self, row: Row) -> None:
@@ -87,7 +107,9 @@ class Output:
         """Write one record: as JSON, or as a table of its fields without those that are empty."""
         self.show([row], lambda rows: [tabulate_fields(row, title) for row in rows])
 
-    def show(self, rows: Iterable[Row], tables: Callable[[Iterable[Row]], Iterable[RenderableType]]) -> None:
+    def show(
+        self, rows: Iterable[Row], tables: Callable[[Iterable[Row]], Iterable[RenderableType]]
+    ) -> None:
         """Write records to stdout: as JSON as they come, or as `tables` shows them."""
         if not self.as_json:
             self.table(*tables(rows))
@@ -101,15 +123,22 @@ class Output:
             self.error(text, once=once)
 
     def note_model(self, name: str | None, notice: str = "") -> None:
-        """Say in a line what a model cannot read, and how to name another one in place of an embedded one."""
+        """Say in a line what a model cannot read, and how to name another one in place of an
+        embedded one.
+        """
         if is_embedded_model(name):
-            notice = "the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model "
+            notice = (
+                "the embedded model reads drawn shapes only. For other videos: protokv ingest "
+                "VIDEO --model "
+            )
             notice += "llava-hf/llava-onevision-qwen2-0.5b-ov-hf (protokv models lists more)"
         if notice:
             self.note(f"Note: {notice}")
 
     def error(self, text: str, *, once: bool = False) -> None:
-        """Write a line to stderr, or `once`; a terminal gets its first word in colour, and can copy it whole."""
+        """Write a line to stderr, or `once`; a terminal gets its first word in colour, and can copy
+        it whole.
+        """
         if once and text in self._told:
             return
         self._told |= {text} if once else set()
@@ -118,7 +147,11 @@ class Output:
             self.hide()
             line = shorten_text(make_printable(text), _MOST_CHARACTERS)
             first, _, rest = line.partition(" ")
-            coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+            coloured = (
+                sys.stderr.isatty()
+                and not os.environ.get("NO_COLOR")
+                and os.environ.get("TERM") != "dumb"
+            )
             if coloured and first in _COLOURS:
                 line = f"\x1b[{_COLOURS[first]}m{first}\x1b[0m {rest}"
             sys.stderr.write(line + "\n")
@@ -146,7 +179,9 @@ class Output:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into one line."""
+        """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into
+        one line.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", PositionWarning)
@@ -190,14 +225,21 @@ def is_embedded_model(name: str | None) -> bool:
 
 
 def make_printable(text: object, *, lines: bool = False) -> str:
-    """Return `str(text)` without control, format, private and unpaired characters; `lines` keeps feeds and tabs."""
+    """Return `str(text)` without control, format, private and unpaired characters; `lines` keeps
+    feeds and tabs.
+    """
     kept = "\n\t" if lines else ""
-    return _escape(str(text), lambda c: c if c in kept else c.encode("unicode_escape", "surrogatepass").decode("ascii"))
+    return _escape(
+        str(text),
+        lambda c: c if c in kept else c.encode("unicode_escape", "surrogatepass").decode("ascii"),
+    )
 
 
 def format_json(value: Any) -> str:
     r"""Return JSON on one line; characters that are not printable become `\uXXXX`."""
-    return _escape(json.dumps(value, ensure_ascii=False, allow_nan=False), lambda c: json.dumps(c)[1:-1])
+    return _escape(
+        json.dumps(value, ensure_ascii=False, allow_nan=False), lambda c: json.dumps(c)[1:-1]
+    )
 
 
 def _escape(text: str, escape: Callable[[str], str]) -> str:
@@ -218,16 +260,22 @@ def format_bytes(n: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Return a time such as `0:12.5`, `10:00` or `1:02:03`; every option that takes a time reads it back."""
+    """Return a time such as `0:12.5`, `10:00` or `1:02:03`; every option that takes a time reads it
+    back.
+    """
     tenths = round(seconds * 10)
     whole, tenth = divmod(tenths, 10)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    hours = whole // 3600
+    minutes = whole // 60 % 60
+    rest = whole % 60
     text = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
     return f"{text}.{tenth}" if tenth else text
 
 
 def _format_cell(name: str, value: Any) -> str:
-    """Return a value as a person reads it; its name tells of times (`length_s`) and sizes (`file_bytes`)."""
+    """Return a value as a person reads it; its name tells of times (`length_s`) and sizes
+    (`file_bytes`).
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -236,14 +284,18 @@ def _format_cell(name: str, value: Any) -> str:
         # The least, the median and the greatest.
         return " / ".join(f"{value[i]:g}" for i in (0, len(value) // 2, -1))
     if isinstance(value, str | list | tuple):
-        return make_printable(value if isinstance(value, str) else ", ".join(map(str, value)) or "-")
+        return make_printable(
+            value if isinstance(value, str) else ", ".join(map(str, value)) or "-"
+        )
     if name.endswith(("bytes", "_s")):
         return format_bytes(value) if name.endswith("bytes") else format_time(value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def tabulate_fields(row: Row, title: str = "") -> RenderableType:
-    """Return a table of the fields of one record and of those in it, without rules, its `type` and empty ones."""
+    """Return a table of the fields of one record and of those in it, without rules, its `type` and
+    empty ones.
+    """
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
@@ -262,17 +314,23 @@ def tabulate_fields(row: Row, title: str = "") -> RenderableType:
 
 
 def tabulate_rows(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
-    """Return a table of records with a header. Text is shown whole, in more lines if need be; numbers stand right."""
+    """Return a table of records with a header. Text is shown whole, in more lines if need be;
+    numbers stand right.
+    """
     from rich.cells import cell_len
     from rich.table import Table
 
-    rows, table = list(rows), Table(box=None, header_style="cyan")
+    rows = list(rows)
+    table = Table(box=None, header_style="cyan")
     columns = [[_heading(name), *(_format_cell(name, row[name]) for row in rows)] for name in names]
     for i, (name, cells) in enumerate(zip(names, columns, strict=True)):
         is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
-        # Cells are folded where they must be: words of a header never, and names only where they leave no room.
+        # Cells are folded where they must be: words of a header never, and names only where they
+        # leave no room.
         widest = max(map(len, cells[0].split()), default=0)
-        table.add_column(cells[0], overflow="fold", justify="left" if is_text else "right", min_width=widest)
+        table.add_column(
+            cells[0], overflow="fold", justify="left" if is_text else "right", min_width=widest
+        )
     table.columns[0].min_width = min(max(map(cell_len, columns[0])), _WIDEST_NAME)
     for texts in list(zip(*columns, strict=True))[1:]:
         table.add_row(*texts)
@@ -292,14 +350,21 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
 
 
 class ProgressBar:
-    """A name, a bar and a text in one line of the terminal; a context manager that takes it off again.
+    """A name, a bar and a text in one line of the terminal; a context manager that takes it off
+    again.
 
-    Every other line that is written to the terminal hides the bar (`Output.hide`); the next `show` draws it again.
+    Every other line that is written to the terminal hides the bar (`Output.hide`); the next `show`
+    draws it again.
     """
 
     def __init__(self, out: Output, text: str, name: str = "", *, logs: bool = True) -> None:
-        """Draw it with a first text and the name of the work; with `logs`, write notes if no bar can be drawn."""
-        self._out, self._name, self._draws, self._is_drawn = out, name, out.draws, False
+        """Draw it with a first text and the name of the work; with `logs`, write notes if no bar
+        can be drawn.
+        """
+        self._out = out
+        self._name = name
+        self._draws = out.draws
+        self._is_drawn = False
         self._pause_s = _BAR_EVERY_S if self._draws else LOG_EVERY_S if logs else math.inf
         self._shown_s = -math.inf if self._draws else time.monotonic()
         if self._draws:
@@ -314,7 +379,9 @@ class ProgressBar:
         return is_due
 
     def show(self, parts: Sequence[str], done: float, total: float | None) -> None:
-        """Show the parts of a text, the most important first, and the share `done` of `total`; None: no end."""
+        """Show the parts of a text, the most important first, and the share `done` of `total`;
+        None: no end.
+        """
         name = f"{self._name}: " if self._name else ""
         if not self._draws:
             self._out.note(name + ", ".join(part.strip() for part in parts))
@@ -350,14 +417,18 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
 
 
 def round_timings(timings: Timings) -> dict[str, Any]:
-    """Return the seconds of each stage for JSON, with the CPU time of the process, and which parts graphs ran."""
+    """Return the seconds of each stage for JSON, with the CPU time of the process, and which parts
+    graphs ran.
+    """
     seconds = timings.seconds | {"process cpu": time.process_time()}
     found: dict[str, Any] = {name: round(value, 4) for name, value in seconds.items()}
     return found | ({"graphs": timings.graphs} if timings.graphs else {})
 
 
 def show_timings(out: Output, timings: Mapping[str, Any]) -> None:
-    """Write a line to stderr for each stage that `round_timings` gives, and for each part that a graph can run."""
+    """Write a line to stderr for each stage that `round_timings` gives, and for each part that a
+    graph can run.
+    """
     for name, value in timings.items():
         for part, how in value.items() if name == "graphs" else [(name, f"{value:9.3f} s")]:
             out.error(f"{part:<16}  {how}")

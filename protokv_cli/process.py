@@ -14,17 +14,24 @@ from typing import NoReturn
 
 from protokv_cli.exits import ExitCode
 
-_EXITS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HUNG_UP}
+_EXITS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.HUNG_UP,
+}
 
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
-    """Run a command and end the process at once, with its exit code: states are committed, threads joined by then.
+    """Run a command and end the process at once, with its exit code: states are committed, threads
+    joined by then.
 
-    Half of the time of a short command would be Python's own: taking torch's modules apart at the end, and looking for
-    garbage among the 700,000 objects that imports make. Neither a step nor a question leaves any.
+    Half of the time of a short command would be Python's own: taking torch's modules apart at the
+    end, and looking for garbage among the 700,000 objects that imports make. Neither a step nor a
+    question leaves any.
     """
     gc.set_threshold(1_000_000)
-    # /dev/null for each closed stream (`>&-`), so that no file that is opened later becomes stdout or stderr.
+    # /dev/null for each closed stream (`>&-`), so that no file that is opened later becomes stdout
+    # or stderr.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -57,9 +64,11 @@ class StopSignal:
 
 @contextmanager
 def handle_signals(say: Callable[[str], None]) -> Iterator[StopSignal]:
-    """Stop in two stages: the first SIGINT, SIGTERM or SIGHUP sets the `StopSignal`, the second ends the process.
+    """Stop in two stages: the first SIGINT, SIGTERM or SIGHUP sets the `StopSignal`, the second
+    ends the process.
 
-    A closed terminal sends SIGHUP twice, so a second SIGHUP is ignored. `say` tells the user of the first signal.
+    A closed terminal sends SIGHUP twice, so a second SIGHUP is ignored. `say` tells the user of the
+    first signal.
     """
     stop = StopSignal()
 
@@ -76,7 +85,11 @@ def handle_signals(say: Callable[[str], None]) -> Iterator[StopSignal]:
             say("stopping after this step; once more to stop at once")
 
     # nohup ignores SIGHUP, and that is kept.
-    handled = [number for number in _EXITS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    handled = [
+        number
+        for number in _EXITS
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield stop

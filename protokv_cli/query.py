@@ -14,44 +14,81 @@ import typer
 
 from protokv.errors import ConfigError, StateError
 from protokv.timings import Timings
-from protokv_cli.asking import Answerer, AnswerFlags, QuestionErrors, UserQuestion, read_questions, read_typed_questions
+from protokv_cli.asking import (
+    Answerer,
+    AnswerFlags,
+    QuestionErrors,
+    UserQuestion,
+    read_questions,
+    read_typed_questions,
+)
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import TOP_PANEL, Flags, ModelFlags, OutputFormat, TimedOutputFlags, check_options, option
+from protokv_cli.options import (
+    TOP_PANEL,
+    Flags,
+    ModelFlags,
+    OutputFormat,
+    TimedOutputFlags,
+    check_options,
+    option,
+)
 from protokv_cli.output import ProgressBar, format_time, round_timings, show_timings, tabulate_rows
 from protokv_cli.parsing import open_commit_at, show_commit_note
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
-_TEXT = "State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without: a prompt, or stdin."
+_TEXT = (
+    "State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without: a prompt, "
+    "or stdin."
+)
 _Arguments = Annotated[list[str] | None, typer.Argument(metavar="STATE QUESTION", help=_TEXT)]
 
 
 class _AskFlags(Flags, panel="What to ask"):
     """What is asked of which state."""
 
-    named: str | None = option("--state -s STATE", "The state; then all arguments are questions.", TOP_PANEL)
-    file: Path | None = option("--questions FILE", "Questions, one a line or a JSON object a line.", TOP_PANEL)
-    at: str | None = option("--at TIME", "As of 12m, 7:30, -10m; if live, 14:05 or 2026-11-21T14:05.", TOP_PANEL)
-    top: int | None = option("--top COUNT", "Of many states, the COUNT surest answers.", TOP_PANEL, min=1)
-    verify: bool = option("--verify/--no-verify", "Check that every byte is as it was saved.", default=True)
+    named: str | None = option(
+        "--state -s STATE", "The state; then all arguments are questions.", TOP_PANEL
+    )
+    file: Path | None = option(
+        "--questions FILE", "Questions, one a line or a JSON object a line.", TOP_PANEL
+    )
+    at: str | None = option(
+        "--at TIME", "As of 12m, 7:30, -10m; if live, 14:05 or 2026-11-21T14:05.", TOP_PANEL
+    )
+    top: int | None = option(
+        "--top COUNT", "Of many states, the COUNT surest answers.", TOP_PANEL, min=1
+    )
+    verify: bool = option(
+        "--verify/--no-verify", "Check that every byte is as it was saved.", default=True
+    )
 
 
 def query(
-    arguments: _Arguments = None, *, ask: _AskFlags, answer: AnswerFlags, model: ModelFlags, output: TimedOutputFlags
+    arguments: _Arguments = None,
+    *,
+    ask: _AskFlags,
+    answer: AnswerFlags,
+    model: ModelFlags,
+    output: TimedOutputFlags,
 ) -> None:
     """Answer questions about a video from its state alone; asking changes nothing.
 
-    While ingest writes the state, its last commit answers. With --at, a kept commit answers as of an earlier time.
+    While ingest writes the state, its last commit answers. With --at, a kept commit answers as of
+    an earlier time.
 
-    In a pipe, one question gives the text of its answer, and several, or --json, a JSON object each. On a terminal
-    without a question there is a prompt; Ctrl-D ends it. What is typed there is one conversation.
+    In a pipe, one question gives the text of its answer, and several, or --json, a JSON object
+    each. On a terminal without a question there is a prompt; Ctrl-D ends it. What is typed there is
+    one conversation.
 
-    A line on stdin or of --questions is a question, or a JSON object with the key "question"; if it has "answer" too,
-    the answers are compared and the score is shown at the end. A question has at most 65,536 characters and 4,096
-    tokens. One that cannot be asked is named, the others are answered, and the exit code is 2.
+    A line on stdin or of --questions is a question, or a JSON object with the key "question"; if it
+    has "answer" too, the answers are compared and the score is shown at the end. A question has at
+    most 65,536 characters and 4,096 tokens. One that cannot be asked is named, the others are
+    answered, and the exit code is 2.
 
-    All states of a folder are asked, and each answer has the mean log probability that the model gave its tokens.
-    --top shows the surest answers first, so that a person finds the video among a thousand.
+    All states of a folder are asked, and each answer has the mean log probability that the model
+    gave its tokens. --top shows the surest answers first, so that a person finds the video among a
+    thousand.
 
     ```sh
     protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
@@ -60,7 +97,8 @@ def query(
     protokv query --state states/ --top 5 "what shape appeared first?"
     ```
     """
-    out, clock = output.open(), Timings()
+    out = output.open()
+    clock = Timings()
     with out.errors():
         clock.add("start", time.process_time())
         state, *texts = [*([ask.named] if ask.named else []), *(arguments or [])] or [""]
@@ -71,28 +109,49 @@ def query(
 
         many = is_fleet_folder(state)
         check_options(
-            (answer.video and not answer.frames, "--video is where --frames looks", "add --frames DIR"),
-            (ask.top and not many, "--top ranks the answers of many states", "name their folder: --state DIR/"),
+            (
+                answer.video and not answer.frames,
+                "--video is where --frames looks",
+                "add --frames DIR",
+            ),
+            (
+                ask.top and not many,
+                "--top ranks the answers of many states",
+                "name their folder: --state DIR/",
+            ),
             (answer.frames and many, "--frames are of one state", "name the state itself"),
         )
         if len(texts) > 1 and " " not in "".join(texts):
-            out.note(f"Hint: these are {len(texts)} questions; for one, use quotes: {shlex.quote(' '.join(texts))}")
+            out.note(
+                f"Hint: these are {len(texts)} questions; for one, use quotes: "
+                f"{shlex.quote(' '.join(texts))}"
+            )
         typed = not texts and ask.file is None and sys.stdin.isatty()
         one = len(texts) == 1 and texts != ["-"] and ask.file is None
         if output.fmt is OutputFormat.AUTO and not output.as_json and one and not many:
             out.as_json = False
-        answers = Answerer(out, answer, QuestionErrors(out), clock, timed=output.timings, at_prompt=typed and not many)
+        answers = Answerer(
+            out,
+            answer,
+            QuestionErrors(out),
+            clock,
+            timed=output.timings,
+            at_prompt=typed and not many,
+        )
         questions = _read_questions(answers.refusals, texts, ask.file, typed)
         if many:
             _ask_many(answers, state, list(questions), ask, model)
         else:
-            answers.shows, answers.alone = not out.as_json, typed or one
+            answers.shows = not out.as_json
+            answers.alone = typed or one
             _ask_one(answers, state, questions, ask, model)
         if not typed:
             answers.refusals.check()
 
 
-def _read_questions(errors: QuestionErrors, texts: list[str], file: Path | None, typed: bool) -> Iterator[UserQuestion]:
+def _read_questions(
+    errors: QuestionErrors, texts: list[str], file: Path | None, typed: bool
+) -> Iterator[UserQuestion]:
     """Return the questions. The first is read now, so that no model is loaded if there is none."""
     if typed:
         return read_typed_questions(errors)
@@ -105,10 +164,17 @@ def _read_questions(errors: QuestionErrors, texts: list[str], file: Path | None,
 
 
 def _ask_one(
-    answers: Answerer, state: str, questions: Iterator[UserQuestion], ask: _AskFlags, model: ModelFlags
+    answers: Answerer,
+    state: str,
+    questions: Iterator[UserQuestion],
+    ask: _AskFlags,
+    model: ModelFlags,
 ) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
-    out, clock, videos, right = answers.out, answers.clock, list[Any](), list[bool]()
+    out = answers.out
+    clock = answers.clock
+    videos = list[Any]()
+    right = list[bool]()
     model.check()
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
@@ -134,17 +200,23 @@ def _ask_one(
         if not answers.shows:
             out.json(row)
     if right:
-        out.note(f"{sum(right)} of {len(right)} answers as expected ({sum(right) / len(right):.1%})")
+        out.note(
+            f"{sum(right)} of {len(right)} answers as expected ({sum(right) / len(right):.1%})"
+        )
     if answers.timed and answers.shows:
         show_timings(out, round_timings(clock))
 
 
-def _ask_many(answers: Answerer, place: str, questions: list[UserQuestion], ask: _AskFlags, model: ModelFlags) -> None:
+def _ask_many(
+    answers: Answerer, place: str, questions: list[UserQuestion], ask: _AskFlags, model: ModelFlags
+) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.fleet.plan import find_fleet_states
     from protokv.fleet.states import load_backbone_for_states
 
-    out, states, failed = answers.out, find_fleet_states(place), list[str]()
+    out = answers.out
+    states = find_fleet_states(place)
+    failed = list[str]()
     answers.how.decoding()
     backbone = load_backbone_for_states(states, model.model, **model.placement)
 
@@ -154,15 +226,21 @@ def _ask_many(answers: Answerer, place: str, questions: list[UserQuestion], ask:
                 session = open_commit_at(state, ask.at, ask.verify).session(backbone)
             except StateError as error:
                 failed.append(state)
-                out.error(f"Error: {error.message if state in error.message else f'{state}: {error.message}'}")
+                out.error(
+                    "Error: "
+                    f"{error.message if state in error.message else f'{state}: {error.message}'}"
+                )
             else:
                 yield from answers.ask_all(state, session, questions)
 
     rows: Iterable[dict[str, Any]] = make_rows()
     if ask.top is not None:
-        # The surest answers of each question. Sorting is stable: of equal ones, the first state's comes first.
+        # The surest answers of each question. Sorting is stable: of equal ones, the first state's
+        # comes first.
         found = sorted(rows, key=lambda row: -row["mean_logprob"])
-        asked = [[row for row in found if row["question"] == one.text][: ask.top] for one in questions]
+        asked = [
+            [row for row in found if row["question"] == one.text][: ask.top] for one in questions
+        ]
         rows = [row | {"rank": rank} for best in asked for rank, row in enumerate(best, start=1)]
     names = [*(["rank"] if ask.top else []), "state", "mean_logprob", "answer"]
     names += ["question"] if len(questions) > 1 else []

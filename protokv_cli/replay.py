@@ -14,8 +14,24 @@ import typer
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import SUBTITLES_HELP, TOP_PANEL, Flags, OutputFlags, WatchModelFlags, check_options, option
-from protokv_cli.output import Output, ProgressBar, Row, format_time, format_time_left, tabulate_fields, tabulate_rows
+from protokv_cli.options import (
+    SUBTITLES_HELP,
+    TOP_PANEL,
+    Flags,
+    OutputFlags,
+    WatchModelFlags,
+    check_options,
+    option,
+)
+from protokv_cli.output import (
+    Output,
+    ProgressBar,
+    Row,
+    format_time,
+    format_time_left,
+    tabulate_fields,
+    tabulate_rows,
+)
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
@@ -31,37 +47,66 @@ if TYPE_CHECKING:
 
 _TEXT = "Video files; with --report, files of results."
 _Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE", help=_TEXT)]
-_SHARED = ("questions", "n", "budget", "difference")  # columns that all rows of a table may have alike: in its title
+# columns that all rows of a table may have alike: in its title
+_SHARED = ("questions", "n", "budget", "difference")
 
 
 class _StudyFlags(Flags, panel="What to ask"):
     """What is asked about which videos, when, and under which memories."""
 
-    questions: Path | None = option("--questions FILE", "Questions about the sources, as above.", TOP_PANEL)
-    delays: str | None = option("--delays TIMES", "Delays 0,30s,2m,10m. Default: those that fit.", TOP_PANEL)
-    memories: str | None = option("--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", TOP_PANEL)
-    budgets: str | None = option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", TOP_PANEL)
-    settings: list[str] | None = option("--set [MEMORY.]NAME=VALUE,...", "A setting of all memories, or of one.")
-    intersection: bool = option("--intersection/--no-intersection", "Ask only what fits every delay.", default=True)
-    types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
+    questions: Path | None = option(
+        "--questions FILE", "Questions about the sources, as above.", TOP_PANEL
+    )
+    delays: str | None = option(
+        "--delays TIMES", "Delays 0,30s,2m,10m. Default: those that fit.", TOP_PANEL
+    )
+    memories: str | None = option(
+        "--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", TOP_PANEL
+    )
+    budgets: str | None = option(
+        "--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", TOP_PANEL
+    )
+    settings: list[str] | None = option(
+        "--set [MEMORY.]NAME=VALUE,...", "A setting of all memories, or of one."
+    )
+    intersection: bool = option(
+        "--intersection/--no-intersection", "Ask only what fits every delay.", default=True
+    )
+    types: str | None = option(
+        "--types NAMES", "Question types to ask, or all; default: those whose answers last."
+    )
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="off")
 
     def plan(
-        self, backbone: Backbone, benchmark: Benchmark | None, streams: Sequence[ReplayStream], fps: float | None
+        self,
+        backbone: Backbone,
+        benchmark: Benchmark | None,
+        streams: Sequence[ReplayStream],
+        fps: float | None,
     ) -> ReplayPlan:
-        """Return what is to be done. A data set adds its baselines, and has other defaults. ConfigError."""
+        """Return what is to be done. A data set adds its baselines, and has other defaults.
+        ConfigError.
+        """
         from protokv.memories import DEFAULT_MEMORY, MemoryConfig
         from protokv.replay.dataset import complete_memory_variants
-        from protokv.replay.memories import COMPARED_MEMORIES, make_memory_variants, vary_memory_settings
+        from protokv.replay.memories import (
+            COMPARED_MEMORIES,
+            make_memory_variants,
+            vary_memory_settings,
+        )
         from protokv.replay.plan import make_replay_plan
         from protokv.replay.runner import TrialSetup
 
-        names, budgets, delays = (parse_list(text) for text in (self.memories, self.budgets, self.delays))
+        names, budgets, delays = (
+            parse_list(text) for text in (self.memories, self.budgets, self.delays)
+        )
         named = make_memory_variants(
             names or ([DEFAULT_MEMORY] if benchmark else COMPARED_MEMORIES),
             [parse_budget(one) for one in budgets] or [MemoryConfig.of(DEFAULT_MEMORY).budget],
         )
-        variants = vary_memory_settings(named, [parse_variation(text) for text in self.settings or ()])
+        variants = vary_memory_settings(
+            named, [parse_variation(text) for text in self.settings or ()]
+        )
         return make_replay_plan(
             streams,
             complete_memory_variants(variants, streams, backbone, baselines=benchmark is not None),
@@ -75,12 +120,18 @@ class _StudyFlags(Flags, panel="What to ask"):
 class _BenchmarkFlags(Flags, panel="Published benchmarks"):
     """A published benchmark."""
 
-    dataset: str | None = option("--dataset NAME", "A published benchmark instead of sources.", TOP_PANEL)
+    dataset: str | None = option(
+        "--dataset NAME", "A published benchmark instead of sources.", TOP_PANEL
+    )
     data_root: Path | None = option("--data-root DIR", "Folder of the data set, or of several.")
     videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
-    judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")
+    judge: str | None = option(
+        "--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL."
+    )
 
-    def open(self, sources: list[str] | None, study: _StudyFlags) -> tuple[Benchmark | None, OpenDataset]:
+    def open(
+        self, sources: list[str] | None, study: _StudyFlags
+    ) -> tuple[Benchmark | None, OpenDataset]:
         """Open what there is to watch, of a data set or of the user. ConfigError, SourceError."""
         from protokv.replay.benchmarks import find_benchmark
         from protokv.replay.dataset import OpenDataset, open_dataset
@@ -91,28 +142,46 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
             check_options(
                 (sources, "a replay has either --dataset or SOURCE", "leave one of them out"),
                 (study.questions, "--questions are about sources of your own", "name the videos"),
-                (self.judge and not found.open_ended, "a judge reads open answers", "such as those of rvs-ego"),
+                (
+                    self.judge and not found.open_ended,
+                    "a judge reads open answers",
+                    "such as those of rvs-ego",
+                ),
             )
             if self.data_root is None:
                 hint = "name its folder with --data-root; samples/benchmarks/README.md"
                 raise ConfigError(f"where is {self.dataset}?", hint=hint)
-            return found, open_dataset(found, self.data_root, most_videos=self.videos, subtitles=study.subtitles)
+            return found, open_dataset(
+                found, self.data_root, most_videos=self.videos, subtitles=study.subtitles
+            )
         of_dataset = self.data_root is not None or self.judge
-        check_options((of_dataset, "--data-root and --judge are about a data set", "name it with --dataset"))
+        check_options(
+            (of_dataset, "--data-root and --judge are about a data set", "name it with --dataset")
+        )
         if not sources:
-            raise ConfigError("there is nothing to watch", hint="name videos and --questions, or a --dataset")
+            raise ConfigError(
+                "there is nothing to watch", hint="name videos and --questions, or a --dataset"
+            )
         if study.questions is None:
-            raise ConfigError("there are no questions about the sources", hint="name a file with --questions")
-        return None, OpenDataset(open_replay_videos(sources, study.questions, study.subtitles), {}, Counter())
+            raise ConfigError(
+                "there are no questions about the sources", hint="name a file with --questions"
+            )
+        return None, OpenDataset(
+            open_replay_videos(sources, study.questions, study.subtitles), {}, Counter()
+        )
 
 
 class _ResultFlags(Flags, panel="Results"):
     """Where the results go."""
 
-    results: Path = option("--output -o FILE", "Results; a run goes on.", TOP_PANEL, default=Path("results.jsonl"))
+    results: Path = option(
+        "--output -o FILE", "Results; a run goes on.", TOP_PANEL, default=Path("results.jsonl")
+    )
     dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", TOP_PANEL)
     report: bool = option("--report", "Show the results in SOURCE..., merged; ask nothing.")
-    plot: Path | None = option("--plot FILE", "Figure of accuracy over the delay: .png, .pdf, .svg.")
+    plot: Path | None = option(
+        "--plot FILE", "Figure of accuracy over the delay: .png, .pdf, .svg."
+    )
     table: Path | None = option("--csv FILE", "All numbers as a CSV file.")
     force: bool = option("--force", "Start over and replace the results.")
 
@@ -139,7 +208,8 @@ def replay(
 ) -> None:
     """Watch streams once, ask every question at each delay under every memory, and compare.
 
-    The same command continues an interrupted run; a file of results holds one study, and another study is refused.
+    The same command continues an interrupted run; a file of results holds one study, and another
+    study is refused.
 
     Questions are JSON, one object per line:
 
@@ -147,16 +217,16 @@ def replay(
     {"question": "Who came in?", "answer": "the postman", "ask_s": 95}
     ```
 
-    - `ask_s`: when it can be asked, in seconds; `evidence_s`, if known: when its answer was last visible, from which
-      delays count then
-    - `type`, `id`, `video`: optional, its type, its name, and the name of its file if there are several sources
+    - `ask_s`: when it can be asked, in seconds; `evidence_s`, if known: when its answer was last
+      visible, from which delays count then
+    - `type`, `id`, `video`: optional, its type, its name, and the name of its file if there are
+      several sources
     - `lasts`: false if the answer may change while the stream goes on
 
-    ```sh
-    protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
-    protokv replay --dataset ovo-bench --data-root data/ovo-bench --memory durable --budget 4k -o ovo.jsonl
-    protokv replay --report results.jsonl --csv numbers.csv --plot curves.pdf
-    ```
+    ```sh protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory
+    durable,sliding-window --budget 512 protokv replay --dataset ovo-bench --data-root
+    data/ovo-bench --memory durable --budget 4k -o ovo.jsonl protokv replay --report results.jsonl
+    --csv numbers.csv --plot curves.pdf ```
     """
     out = output.open()
     with out.errors():
@@ -194,14 +264,22 @@ def replay(
 
 
 def _run(
-    out: Output, plan: ReplayPlan, backbone: Backbone, opened: OpenDataset, results: _ResultFlags, referee: Judge | None
+    out: Output,
+    plan: ReplayPlan,
+    backbone: Backbone,
+    opened: OpenDataset,
+    results: _ResultFlags,
+    referee: Judge | None,
 ) -> dict[str, str]:
-    """Run the rest of a plan and show the results; return why each video that could not be read was left out."""
+    """Run the rest of a plan and show the results; return why each video that could not be read was
+    left out.
+    """
     from protokv.replay.judges import judge_rows
     from protokv.replay.plan import ReplayFailure, run_replay_plan
     from protokv.replay.rows import AnswerRowFile
 
-    rows, unread = AnswerRowFile(results.results, start_over=results.force), dict(opened.missing)
+    rows = AnswerRowFile(results.results, start_over=results.force)
+    unread = dict(opened.missing)
     with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows, unread) as bar:
         for event in run_replay_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, ReplayFailure) and len(plan.streams) == 1:
@@ -211,10 +289,15 @@ def _run(
         judged = judge_rows(rows, keys, referee) if referee and stop.exit is None else ()
         without = sum(row is None for row in takewhile(lambda _: not stop, judged))
     if referee and without:
-        out.error(f"{without} answers have no verdict of {referee.label}; run the same command again to ask for them")
+        out.error(
+            f"{without} answers have no verdict of {referee.label}; run the same command again to "
+            "ask for them"
+        )
     if stop.exit is None or keys:
         left_out: dict[str, Any] = {f"left out, {why}": n for why, n in plan.dropped.items()}
-        left_out |= {f"left out, video {name}": why for name, why in unread.items()} | dict(opened.notes)
+        left_out |= {f"left out, video {name}": why for name, why in unread.items()} | dict(
+            opened.notes
+        )
         _show_report(out, [rows.rows[key] for key in keys], results, left_out, unread)
     if stop.exit is not None:
         out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
@@ -223,14 +306,24 @@ def _run(
 
 
 class _ReplayBar(ProgressBar):
-    """Takes each event of a replay and shows its progress; unreadable videos are told and added to `unread`."""
+    """Takes each event of a replay and shows its progress; unreadable videos are told and added to
+    `unread`.
+    """
 
-    def __init__(self, out: Output, plan: ReplayPlan, done: Collection[str], unread: MutableMapping[str, str]) -> None:
-        left = {stream.name: [one.ask.at_s for one in asked if one.key not in done] for stream, asked in plan.answers}
-        self._answers, self._given, self._unread = sum(map(len, left.values())), 0, unread
+    def __init__(
+        self, out: Output, plan: ReplayPlan, done: Collection[str], unread: MutableMapping[str, str]
+    ) -> None:
+        left = {
+            stream.name: [one.ask.at_s for one in asked if one.key not in done]
+            for stream, asked in plan.answers
+        }
+        self._answers = sum(map(len, left.values()))
+        self._given = 0
+        self._unread = unread
         # Time goes by with the steps that are watched, up to the last question of each video.
         self._until_s = {name: max(times, default=0.0) for name, times in left.items()}
-        self._watched_s, self._began_s = dict[str, float](), time.monotonic()
+        self._watched_s = dict[str, float]()
+        self._began_s = time.monotonic()
         super().__init__(out, f"0 of {self._answers} answers")
 
     def follow(self, event: AnswerRow | ReplayProgress | ReplayFailure) -> None:
@@ -247,39 +340,57 @@ class _ReplayBar(ProgressBar):
         else:
             self._watched_s[event.video] = min(event.stream_time_s, self._until_s[event.video])
             if self.due():
-                done, total = sum(self._watched_s.values()), sum(self._until_s.values())
+                done = sum(self._watched_s.values())
+                total = sum(self._until_s.values())
                 left = format_time_left(done, total - done, time.monotonic() - self._began_s)
-                where = f"{event.video} {format_time(event.stream_time_s)} / {format_time(event.length_s)}"
+                where = (
+                    f"{event.video} {format_time(event.stream_time_s)} / "
+                    f"{format_time(event.length_s)}"
+                )
                 self.show([f"{self._given} of {self._answers} answers", *left, where], done, total)
 
 
 def _show_report(
-    out: Output, rows: Sequence[AnswerRow], results: _ResultFlags, left_out: Row, missing: Mapping[str, str]
+    out: Output,
+    rows: Sequence[AnswerRow],
+    results: _ResultFlags,
+    left_out: Row,
+    missing: Mapping[str, str],
 ) -> None:
-    """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked for."""
+    """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked
+    for.
+    """
     from protokv.replay.report import summarise_answers
     from protokv.replay.tables import REPORT_NOTE, save_report_points, tabulate_report
 
     reasons = "; ".join(f"{why.removeprefix('left out, ')}: {n}" for why, n in left_out.items())
     if not rows:
-        why = f"there is nothing to show: no question could be asked ({reasons or 'none was there'})"
-        raise ConfigError(why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all")
+        why = (
+            f"there is nothing to show: no question could be asked ({reasons or 'none was there'})"
+        )
+        raise ConfigError(
+            why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all"
+        )
     report = summarise_answers(rows)
     report["missing"] = dict(missing)
     if out.as_json:
         report["facts"] |= {name: str(value) for name, value in left_out.items()}
         out.json(report)
     else:
-        # The costs stand below, so that the accuracies at a few delays fit 80 columns. Means of a set have none.
+        # The costs stand below, so that the accuracies at a few delays fit 80 columns. Means of a
+        # set have none.
         cells = tabulate_report(report)
-        names, costs = list(cells[0])[:-3], list(cells[0])[-3:]
+        names = list(cells[0])[:-3]
+        costs = list(cells[0])[-3:]
         tables = []
         for _, part in groupby(cells, lambda row: row[costs[0]] and row["questions"]):
             own = list(part)
             alike = {name: own[0][name] for name in _SHARED if len({row[name] for row in own}) == 1}
             title = ", ".join(f"{name}: {value}" for name, value in alike.items() if value)
             tables.append(tabulate_rows([name for name in names if name not in alike], own, title))
-        spent = tabulate_rows(["memory", "budget", *costs], [row for row in cells if row["questions"] == "all"])
+        spent = tabulate_rows(
+            ["memory", "budget", *costs], [row for row in cells if row["questions"] == "all"]
+        )
         facts = tabulate_fields(report["facts"] | {"left out": reasons})
         out.table(facts, "", *tables, REPORT_NOTE, "", spent)
     if results.table:

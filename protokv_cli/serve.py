@@ -12,41 +12,73 @@ import typer
 
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import shorten_text
-from protokv_cli.options import TOP_PANEL, DebugFlags, Flags, MemoryFlags, ModelFlags, make_kwargs, option
+from protokv_cli.options import (
+    TOP_PANEL,
+    DebugFlags,
+    Flags,
+    MemoryFlags,
+    ModelFlags,
+    make_kwargs,
+    option,
+)
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every
 
-_Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")]
+_Folder = Annotated[
+    str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")
+]
 
 
 class _ServerFlags(DebugFlags, panel="Server"):
     """Where the server listens, and what it allows."""
 
-    host: str = option("--host ADDRESS", "All but this machine need a token.", TOP_PANEL, default="127.0.0.1")
-    port: int = option("--port NUMBER", "Port; 0: any free one.", TOP_PANEL, default=8000, min=0, max=65535)
-    token: str | None = option("--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users.")
+    host: str = option(
+        "--host ADDRESS", "All but this machine need a token.", TOP_PANEL, default="127.0.0.1"
+    )
+    port: int = option(
+        "--port NUMBER", "Port; 0: any free one.", TOP_PANEL, default=8000, min=0, max=65535
+    )
+    token: str | None = option(
+        "--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users."
+    )
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
-    answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
+    answer_time: str = option(
+        "--answer-time TIME", "The longest time for an answer, waiting included.", default="2m"
+    )
 
 
 class _SessionFlags(Flags, panel="Sessions that clients feed with frames"):
     """How many there may be, and when they are committed."""
 
-    most: int = option("--sessions COUNT", "The most at once; 0: none.", TOP_PANEL, default=0, min=0)
-    every: str | None = option("--every TIME", "As for ingest. Default: each minute.", parse=parse_every)
-    keep: int | None = option("--keep COUNT", "Keep the last COUNT commits of each, for query --at.")
+    most: int = option(
+        "--sessions COUNT", "The most at once; 0: none.", TOP_PANEL, default=0, min=0
+    )
+    every: str | None = option(
+        "--every TIME", "As for ingest. Default: each minute.", parse=parse_every
+    )
+    keep: int | None = option(
+        "--keep COUNT", "Keep the last COUNT commits of each, for query --at."
+    )
     idle_s: str = option("--idle TIME", "Put away what nobody feeds so long.", default="5m")
 
 
 def serve(
-    states: _Folder, *, flags: _ServerFlags, model: ModelFlags, sessions: _SessionFlags, memory: MemoryFlags
+    states: _Folder,
+    *,
+    flags: _ServerFlags,
+    model: ModelFlags,
+    sessions: _SessionFlags,
+    memory: MemoryFlags,
 ) -> None:
-    """Answer questions over the web from the states of a folder: on a page, and for clients of OpenAI.
+    """Answer questions over the web from the states of a folder: on a page, and for clients of
+    OpenAI.
 
-    The page at / shows the states and answers questions. For clients the name of a state is the model.
+    The page at / shows the states and answers questions. For clients the name of a state is the
+    model.
 
-    The model is loaded once. States are only read; while ingest writes a state, its last commit answers. With
-    --sessions, programs feed states with frames. Needs `pip install 'protokv[serve]'`.
+    The model is loaded once. States are only read; while ingest writes a state, its last commit
+    answers. With --sessions, programs feed states with frames. Needs `pip install
+    'protokv[serve]'`.
 
     ```sh
     protokv serve states/ --port 8000
@@ -57,26 +89,38 @@ def serve(
     out = Output(debug=flags.debug)
     with out.errors():
         if flags.token is None and flags.host not in ("localhost", "127.0.0.1", "::1"):
-            raise ConfigError(f"{flags.host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
+            raise ConfigError(
+                f"{flags.host} can be reached from other machines",
+                hint="set a token in PROTOKV_TOKEN",
+            )
         if not (states and Path(states).is_dir()):
-            raise StateNotFound(f"there is no folder {states}", hint="name the folder that your states are in")
+            raise StateNotFound(
+                f"there is no folder {states}", hint="name the folder that your states are in"
+            )
         try:
             from uvicorn import Server
 
             from protokv import serve as server
         except ImportError as error:
-            raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
+            raise ConfigError(
+                f"{error.name} is not installed", hint="pip install 'protokv[serve]'"
+            ) from None
         from protokv.backbones import load_backbone
         from protokv.fleet.plan import find_fleet_states
         from protokv.fleet.states import load_backbone_for_states
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
 
         try:
-            backbone = load_backbone_for_states(find_fleet_states(states), model.model, **model.placement)
+            backbone = load_backbone_for_states(
+                find_fleet_states(states), model.model, **model.placement
+            )
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
-        limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
-        known, fed = server.StateFolder(Path(states), backbone), None
+        limits = server.ServerLimits(
+            waiting=flags.waiting, answer_s=parse_duration(flags.answer_time)
+        )
+        known = server.StateFolder(Path(states), backbone)
+        fed = None
         if sessions.most:
             kept = make_kwargs(sessions, "most", "idle_s")
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
@@ -87,7 +131,9 @@ def serve(
         try:
             listener = socket.create_server((flags.host, flags.port), family=family)
         except OSError as error:
-            raise ConfigError(f"cannot listen: {error.strerror}", hint="name another --port or --host") from error
+            raise ConfigError(
+                f"cannot listen: {error.strerror}", hint="name another --port or --host"
+            ) from error
         shown = f"[{flags.host}]" if ":" in flags.host else flags.host
         address = f"http://{shown}:{listener.getsockname()[1]}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
@@ -110,7 +156,9 @@ class _Log(logging.Handler):
         """Write the first line of a record, and its exception."""
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
-        text = f"{record.levelname.capitalize()}: {record.getMessage().strip().splitlines()[0]}{cause}"
+        text = (
+            f"{record.levelname.capitalize()}: {record.getMessage().strip().splitlines()[0]}{cause}"
+        )
         self._out.note(shorten_text(text, 300))
         if error is not None and self._out.debug:
             self._out.note("".join(traceback.format_exception(error)))

@@ -1,7 +1,7 @@
 """Draw the picture of the page of `protokv serve`: `python -m samples.page`.
 
-It watches the shipped samples with the embedded model, serves them on loopback, asks in Chromium (`playwright`), and
-writes `docs/page.jpg`.
+It watches the shipped samples with the embedded model, serves them on loopback, asks in Chromium
+(`playwright`), and writes `docs/page.jpg`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,21 @@ def draw(folder: Path) -> None:
     backbone = protokv.load_backbone("protokv/mini", device="cpu")
     for name in ("short", "minute", "long"):
         state = folder / f"{name}.safetensors"
-        protokv.ingest(SAMPLES / name / "video.mp4", state, protokv.DurableConfig(budget=512), backbone=backbone)
-    server = uvicorn.Server(make_uvicorn_config(build_app(StateFolder(folder, backbone)), "127.0.0.1", 8765))
+        protokv.ingest(
+            SAMPLES / name / "video.mp4",
+            state,
+            protokv.DurableConfig(budget=512),
+            backbone=backbone,
+        )
+    server = uvicorn.Server(
+        make_uvicorn_config(build_app(StateFolder(folder, backbone)), "127.0.0.1", 8765)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = started.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page(viewport={"width": 1200, "height": 700})
         page.goto("http://127.0.0.1:8765/#long")
         for question in QUESTIONS:

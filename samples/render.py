@@ -2,8 +2,8 @@
 
 In the root of a checkout: `python -m samples.render --seed 7 --seconds 60 -o video.mp4`.
 
-H.264 (libx264), yuv420p, 8 frames per second, 336 x 336. Frames are drawn one at a time, so length costs no memory.
-Needs PyAV, but no torch.
+H.264 (libx264), yuv420p, 8 frames per second, 336 x 336. Frames are drawn one at a time, so length
+costs no memory. Needs PyAV, but no torch.
 """
 
 from __future__ import annotations
@@ -24,17 +24,22 @@ VIDEO_FPS: Final = 8
 VIDEO_SIDE: Final = 336
 
 
-def render(world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_SIDE, crf: int = 23) -> int:
-    """Write the whole stream to `path` (its suffix chooses the container) and return the number of frames.
+def render(
+    world: World, path: Path, *, fps: int = VIDEO_FPS, side: int = VIDEO_SIDE, crf: int = 23
+) -> int:
+    """Write the whole stream to `path` (its suffix chooses the container) and return the number of
+    frames.
 
-    Frame i has the time stamp i / fps seconds. The same world gives the same pictures, but the bytes of the file depend
-    on the version of the encoder.
+    Frame i has the time stamp i / fps seconds. The same world gives the same pictures, but the
+    bytes of the file depend on the version of the encoder.
     """
     import av
 
     n_frames = world.config.length_s * fps
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": str(crf), "preset": "slow", "threads": "1"})
+        stream = container.add_stream(
+            "libx264", rate=fps, options={"crf": str(crf), "preset": "slow", "threads": "1"}
+        )
         stream.width = stream.height = side
         stream.pix_fmt = "yuv420p"
         for i in range(n_frames):
@@ -49,24 +54,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m samples.render",
         description="Render a procedural video whose events are known.",
-        epilog="Ten minutes, evidence in the first: --seconds 600 --evidence 4 --evidence-seconds 60 --rate 6",
+        epilog=(
+            "Ten minutes, evidence in the first: --seconds 600 --evidence 4 --evidence-seconds 60 "
+            "--rate 6"
+        ),
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="video file to write, such as video.mp4")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="video file to write, such as video.mp4"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--rate", type=float, default=10.0, help="events per minute (after the evidence, if any)")
+    parser.add_argument(
+        "--rate", type=float, default=10.0, help="events per minute (after the evidence, if any)"
+    )
     parser.add_argument("--moving", type=float, default=0.3, help="share of shapes that move")
     parser.add_argument(
-        "--overlap", type=float, default=0.25, help="share that may still be visible when the next begins"
+        "--overlap",
+        type=float,
+        default=0.25,
+        help="share that may still be visible when the next begins",
     )
-    parser.add_argument("--cuts", type=int, nargs=2, default=(6, 20), metavar=("MIN", "MAX"), help="seconds of a scene")
+    parser.add_argument(
+        "--cuts",
+        type=int,
+        nargs=2,
+        default=(6, 20),
+        metavar=("MIN", "MAX"),
+        help="seconds of a scene",
+    )
     parser.add_argument("--no-cuts", action="store_true", help="one background for the whole video")
     parser.add_argument(
-        "--evidence", type=int, default=0, help="1 to 4 events that come first and share nothing with others"
+        "--evidence",
+        type=int,
+        default=0,
+        help="1 to 4 events that come first and share nothing with others",
     )
     parser.add_argument("--evidence-seconds", type=int, default=60)
     parser.add_argument("--side", type=int, default=VIDEO_SIDE, help="pixels per side, even")
-    parser.add_argument("--questions", type=Path, help="also write questions asked at the end, as JSON lines")
+    parser.add_argument(
+        "--questions", type=Path, help="also write questions asked at the end, as JSON lines"
+    )
     parser.add_argument("--per-type", type=int, default=2, help="questions of each type at most")
     options = parser.parse_args(arguments)
     try:
@@ -90,7 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
     n_events = len(world.events_until(config.length_s))
     size_kib = options.output.stat().st_size / 1024
-    print(f"{options.output}: {n_frames} frames, {n_events} events, {size_kib:.0f} KiB", file=sys.stderr)
+    print(
+        f"{options.output}: {n_frames} frames, {n_events} events, {size_kib:.0f} KiB",
+        file=sys.stderr,
+    )
     return 0
 
 

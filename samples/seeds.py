@@ -1,14 +1,18 @@
-"""Disjoint ranges of seeds of procedural worlds, so that nothing is measured on worlds that it was made with.
+"""Disjoint ranges of seeds of procedural worlds, so that nothing is measured on worlds that it was
+made with.
 
 | range | for |
 |---|---|
 | DEMONSTRATION | samples, examples and the small studies that anybody runs for a first look |
 | CARD | the held-out worlds of the model card, which also draws from beyond all ranges |
-| ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables about order and about time |
-| DEVELOPMENT | trying out rules, and fitting, for example the layers and shares of `protokv.core.evidence` |
+| ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables about order and about time
+|
+| DEVELOPMENT | trying out rules, and fitting, for example the layers and shares of
+`protokv.core.evidence` |
 | STUDY | reported figures only |
 
-Training renders no world of any seed: its clips are drawn by generators that no world uses (`TRAINING_STREAM`).
+Training renders no world of any seed: its clips are drawn by generators that no world uses
+(`TRAINING_STREAM`).
 """
 
 from __future__ import annotations
@@ -22,9 +26,16 @@ TIME_CARD: Final = range(3_410_000, 3_420_000)
 DEVELOPMENT: Final = range(4_000_000, 5_000_000)
 STUDY: Final = range(5_000_000, 6_000_000)
 
-RANGES: Final = {"demonstration": DEMONSTRATION, "card": CARD, "development": DEVELOPMENT, "study": STUDY}
+RANGES: Final = {
+    "demonstration": DEMONSTRATION,
+    "card": CARD,
+    "development": DEVELOPMENT,
+    "study": STUDY,
+}
 
 WORLD_STREAMS: Final = frozenset(range(1, 10))
-"""The second words of the seeds of generators for worlds and questions; the first word is the world's seed."""
+"""The second words of the seeds of generators for worlds and questions; the first word is the
+world's seed.
+"""
 TRAINING_STREAM: Final = 11
 """The second word of the seeds of generators for training clips."""

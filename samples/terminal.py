@@ -31,7 +31,9 @@ ON_DISK = re.compile(r"^( file bytes| size) +([\d.]+) KiB")
 
 def run(command: Sequence[str], folder: Path) -> list[str]:
     """Run a command as on a terminal; return its lines without blank ones and the progress."""
-    arguments = [str(SAMPLES / "long" / "video.mp4") if part == "video.mp4" else part for part in command]
+    arguments = [
+        str(SAMPLES / "long" / "video.mp4") if part == "video.mp4" else part for part in command
+    ]
     program = [sys.executable, "-m", "protokv", *arguments, "--format", "table"]
     done = subprocess.run(
         program,
@@ -82,8 +84,8 @@ def read_lines(svg: str) -> list[str]:
 
 
 def drop_varying(lines: Iterable[str]) -> list[str]:
-    """Remove the date, the seconds taken, the size on disk, which the header changes by a few bytes, and the one in
-    memory, which depends on the processor."""
+    """Remove the date, the seconds taken, the size on disk, which the header changes by a few
+    bytes, and the one in memory, which depends on the processor."""
     timeless = (re.sub(r"^( written| elapsed) .*", r"\1", line) for line in lines)
     timeless = (re.sub(r"[\d.]+ MiB in memory", "MiB in memory", line) for line in timeless)
     return [ON_DISK.sub(r"\1", line).rstrip() for line in timeless]
@@ -97,4 +99,6 @@ def find_sizes(lines: Iterable[str]) -> list[float]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         svg = draw([(command, run(command, Path(folder))) for command in COMMANDS])
-    Path(sys.argv[1] if len(sys.argv) > 1 else SAMPLES / "terminal.svg").write_text(svg, encoding="utf-8")
+    Path(sys.argv[1] if len(sys.argv) > 1 else SAMPLES / "terminal.svg").write_text(
+        svg, encoding="utf-8"
+    )

@@ -15,20 +15,24 @@ from protokv.ingestion import LiveOptions
 from protokv.ingestion.live import LiveSource
 from protokv.video import Frame, SourceDamage, SourceInfo
 
-INFO = SourceInfo("rtsp://camera/1", "rtsp", "pyav", "rtsp", "h264", "yuv420p", 48, 32, 0, 10.0, seekable=False)
+INFO = SourceInfo(
+    "rtsp://camera/1", "rtsp", "pyav", "rtsp", "h264", "yuv420p", 48, 32, 0, 10.0, seekable=False
+)
 EPOCH = 1.8e9
 
 
 class World:
-    """The clock on the wall, and a camera with one script a connection; then every connection is refused.
+    """The clock on the wall, and a camera with one script a connection; then every connection is
+    refused.
 
-    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for `s` seconds; an event
-    to wait for; an error.
-    `("away", s)` before these: connecting takes `s` seconds.
+    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for `s`
+    seconds; an event to wait for; an error. `("away", s)` before these: connecting takes `s`
+    seconds.
     """
 
     def __init__(self, *scripts: list[Any], began_s: float = 0.0) -> None:
-        self.now_s, self.scripts = began_s, list(scripts)
+        self.now_s = began_s
+        self.scripts = list(scripts)
         self.connections = self.frames = 0
         self.sizes: list[Any] = []
         self.idle = threading.Event()
@@ -48,10 +52,14 @@ class World:
 
     def source(self, text: str = "rtsp://admin:s3cret@camera/1", **options: Any) -> LiveSource:
         chosen = LiveOptions(**{"retry_s": (0.001, 0.001), "on_pressure": "wait", **options})
-        return LiveSource(text, chosen, self.connect, clock=lambda: self.now_s, now=lambda: EPOCH + self.now_s)
+        return LiveSource(
+            text, chosen, self.connect, clock=lambda: self.now_s, now=lambda: EPOCH + self.now_s
+        )
 
     def watched(self, source: LiveSource) -> Callable[[], bool]:
-        """Return a function that is True once the camera has no more, nothing waits, and the last frame is watched."""
+        """Return a function that is True once the camera has no more, nothing waits, and the last
+        frame is watched.
+        """
         quiet = 0
 
         def stop() -> bool:
@@ -64,16 +72,21 @@ class World:
 
 
 class Connection(AbstractContextManager):
-    info, texts, notes, damage = INFO, (), (), SourceDamage()
+    info = INFO
+    texts = ()
+    notes = ()
+    damage = SourceDamage()
 
     def __init__(self, world: World, script: list[Any]) -> None:
-        self.world, self.script = world, script
+        self.world = world
+        self.script = script
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def frames(self, *, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:
-        world, time_s = self.world, 0.0
+        world = self.world
+        time_s = 0.0
         for part in self.script:
             if isinstance(part, Exception):
                 raise part
@@ -81,7 +94,8 @@ class Connection(AbstractContextManager):
                 part.wait(30)
                 continue
             if isinstance(part, tuple):
-                world.now_s, time_s = world.now_s + part[1], time_s + part[1]
+                world.now_s = world.now_s + part[1]
+                time_s = time_s + part[1]
                 if should_stop():
                     return
                 continue

@@ -1,4 +1,6 @@
-"""Shared by all tests: no network, one thread, a tiny random model of the real architecture, loaded as a user would."""
+"""Shared by all tests: no network, one thread, a tiny random model of the real architecture, loaded
+as a user would.
+"""
 
 import gc
 import os
@@ -26,15 +28,23 @@ from tests.backbones.tiny import write_qwen2_5_vl
 gc.disable()
 
 settings.register_profile(
-    "quick", max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "quick",
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("ci", settings.get_profile("quick"), max_examples=40)
-settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers, for whole rooms only: each takes seconds to begin. None where one process must do what is asked."""
+    """Two workers, for whole rooms only: each takes seconds to begin. None where one process must
+    do what is asked.
+    """
     alone = config.option.usepdb or config.option.capture == "no"
     files = all("::" in name or Path(name).is_file() for name in config.args)
     return 0 if alone or files else min(2, os.cpu_count() or 1)
@@ -42,7 +52,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of numbers is one in a file that imports `tests.tolerance`; marked before `-m` looks for it."""
+    """A test of numbers is one in a file that imports `tests.tolerance`; marked before `-m` looks
+    for it.
+    """
     for item in items:
         named = vars(item.module) if isinstance(item, pytest.Function) else {}
         if any(getattr(value, "__module__", None) == "tests.tolerance" for value in named.values()):
@@ -58,20 +70,26 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_seed_and_few_threads() -> None:
-    """Draw the same numbers whichever tests ran before, on one thread: more show what a sum in several parts does."""
+    """Draw the same numbers whichever tests ran before, on one thread: more show what a sum in
+    several parts does.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("PROTOKV_TEST_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)
 def wait_for_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync no file; operations whose calls fail (`tests.faults`) and programs that tests start do."""
+    """Sync no file; operations whose calls fail (`tests.faults`) and programs that tests start
+    do.
+    """
     monkeypatch.setattr(os, "fsync", lambda number: None)
 
 
 @pytest.fixture(autouse=True)
 def _memory_that_is_not_written_holds_nan(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where memories are tested, fill the memory of `torch.empty` with NaN; a nondeterministic kernel raises."""
+    """Where memories are tested, fill the memory of `torch.empty` with NaN; a nondeterministic
+    kernel raises.
+    """
     if request.path.relative_to(Path(__file__).parent).parts[0] in ("core", "memories"):
         # `use_deterministic_algorithms` does the same, and imports torch's compiler for it.
         torch.set_deterministic_debug_mode("error")
@@ -98,4 +116,6 @@ def watched(backbone: Backbone, config: MemoryConfig, frames: Iterable[int]) -> 
 
 
 def random_frames(seed: int, n_frames: int = 2, height: int = 60, width: int = 90) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (n_frames, height, width, 3), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 256, (n_frames, height, width, 3), dtype=np.uint8
+    )

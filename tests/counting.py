@@ -1,13 +1,16 @@
 """Counting what a piece of code asks of a device: operations, and waits of the host for a result.
 
-Under `torch.no_grad`, every call that reaches a kernel is one aten operation. Not counted are views and allocations,
-which launch nothing. A wait is an operation whose result the host must know: a number (`item`, `tolist`, `bool`), or a
-shape that depends on data (`nonzero`, boolean indexing, `unique`). `torch.inference_mode` hides some of these from a
-dispatch mode, so what is counted runs without it.
+Under `torch.no_grad`, every call that reaches a kernel is one aten operation. Not counted are views
+and allocations, which launch nothing. A wait is an operation whose result the host must know: a
+number (`item`, `tolist`, `bool`), or a shape that depends on data (`nonzero`, boolean indexing,
+`unique`). `torch.inference_mode` hides some of these from a dispatch mode, so what is counted runs
+without it.
 
-`FakeTensorMode` is the stricter proof and needs no memory: with no data behind tensors, it raises at the first wait.
+`FakeTensorMode` is the stricter proof and needs no memory: with no data behind tensors, it raises
+at the first wait.
 
-`Recording` does on a CPU what a CUDA graph does: it replays the operations of a piece of code on the same memory.
+`Recording` does on a CPU what a CUDA graph does: it replays the operations of a piece of code on
+the same memory.
 """
 
 from __future__ import annotations
@@ -20,11 +23,26 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view", "detach")
+ALLOCATIONS = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "detach",
+)
 WAITS = (
-    "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "_unique2", "unique_dim",
-    "unique_consecutive", "bincount",
-)  # fmt: skip
+    "_local_scalar_dense",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+)
 INDEXING = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
 
 
@@ -38,7 +56,8 @@ class Counting(TorchDispatchMode):
 
     def __enter__(self) -> Counting:
         # Numbers of a CPU are read without any dispatch.
-        self._tolist, counting = torch.Tensor.tolist, self
+        self._tolist = torch.Tensor.tolist
+        counting = self
 
         def tolist(tensor: torch.Tensor) -> Any:
             counting.waits["tolist"] += 1
@@ -67,8 +86,8 @@ class Recording(TorchDispatchMode):
     """Records operations, to replay them and to compare them with those of another run.
 
     Attributes:
-        operations: name, scalars, shapes and strides; a tensor is named by the operation that made its memory, or by
-            its place among `addresses`.
+        operations: name, scalars, shapes and strides; a tensor is named by the operation that made
+            its memory, or by its place among `addresses`.
         addresses: of the memory that was there before.
     """
 
@@ -98,7 +117,13 @@ class Recording(TorchDispatchMode):
         if storage not in self._owners:
             self._owners[storage] = f"held {len(self.addresses)}"
             self.addresses.append(storage)
-        return self._owners[storage], value.dtype, tuple(value.shape), value.stride(), value.storage_offset()
+        return (
+            self._owners[storage],
+            value.dtype,
+            tuple(value.shape),
+            value.stride(),
+            value.storage_offset(),
+        )
 
     def replay(self) -> None:
         """Run all again on the same memory."""
@@ -113,11 +138,16 @@ class Recording(TorchDispatchMode):
 
 
 def by_mask(indices: Any) -> bool:
-    return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    return any(
+        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        for index in indices
+    )
 
 
 def record(call: Callable[[], Any], *_: Any) -> tuple[Callable[[], None], Any]:
-    """Stand in for `protokv.core.graphs._capture`. Recording a call runs it, so the first replay does nothing."""
+    """Stand in for `protokv.core.graphs._capture`. Recording a call runs it, so the first replay
+    does nothing.
+    """
     with Recording() as recording:
         result = call()
     first = [True]
@@ -136,10 +166,15 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _share_memory(given: Any, result: Any) -> bool:
-    some = ({_address(one) for one in tree_leaves(part) if isinstance(one, torch.Tensor)} for part in (given, result))
+    some = (
+        {_address(one) for one in tree_leaves(part) if isinstance(one, torch.Tensor)}
+        for part in (given, result)
+    )
     return not next(some).isdisjoint(next(some))
 
 
 def _is_view(func: Any) -> bool:
     returned = func._schema.returns
-    return bool(returned) and all(part.alias_info is not None and not part.alias_info.is_write for part in returned)
+    return bool(returned) and all(
+        part.alias_info is not None and not part.alias_info.is_write for part in returned
+    )

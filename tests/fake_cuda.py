@@ -1,13 +1,15 @@
 """A CUDA device without one: tensors that say `cuda:0`, hold CPU data, and fail where CUDA would.
 
-`FakeCuda` wraps a CPU tensor. Every operation on it runs on the CPU and is checked first: tensors of two devices must
-not meet but where CUDA lets them (numbers, indices, copies). A fake tensor gives its data away by `cpu`, `item` and
-`tolist` alone, which count as waits, and so does a copy from memory that is not pinned. Attention returns its output in
-the layout that the kernel's own meta function gives. Inside `fake_cuda()` torch believes that the machine has one such
-device; inside `capturing()` the first wait is an error, as in the capture of a CUDA graph.
+`FakeCuda` wraps a CPU tensor. Every operation on it runs on the CPU and is checked first: tensors
+of two devices must not meet but where CUDA lets them (numbers, indices, copies). A fake tensor
+gives its data away by `cpu`, `item` and `tolist` alone, which count as waits, and so does a copy
+from memory that is not pinned. Attention returns its output in the layout that the kernel's own
+meta function gives. Inside `fake_cuda()` torch believes that the machine has one such device;
+inside `capturing()` the first wait is an error, as in the capture of a CUDA graph.
 
-Only a GPU shows (`tests/test_gpu.py`, `python -m tests.benchmarks.gpu`) what CUDA's kernels round, the layout of what
-is not attention, whether a graph can be replayed, streams, several devices, quantized weights, times and peaks.
+Only a GPU shows (`tests/test_gpu.py`, `python -m tests.benchmarks.gpu`) what CUDA's kernels round,
+the layout of what is not attention, whether a graph can be replayed, streams, several devices,
+quantized weights, times and peaks.
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from protokv.core import graphs
 from tests.counting import INDEXING, WAITS, by_mask, record
 
-CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
 # Their arguments may be of two devices: copies between them, and indices.
 COPIES = ("copy_", "_to_copy", "to")
 BETWEEN = (*COPIES, "_copy_from", *INDEXING)
 # They take a number that is a tensor of the CPU, as operations on single elements do.
 NUMBERS = ("fill_", "masked_fill", "masked_fill_", "index_fill_")
 ATTENTION = (
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention", "_flash_attention_forward"
-)  # fmt: skip
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention",
+    "_flash_attention_forward",
+)
 
 
 class FakeCuda(Tensor):
@@ -46,9 +51,13 @@ class FakeCuda(Tensor):
     @staticmethod
     def __new__(cls, data: Tensor) -> FakeCuda:
         made: FakeCuda = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, data.size(), strides=data.stride(), storage_offset=data.storage_offset(), dtype=data.dtype,
+            cls,
+            data.size(),
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
             device=torch.device("meta"),
-        )  # fmt: skip
+        )
         made.data_on_cpu = data
         return made
 
@@ -119,17 +128,22 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     devices = [value for value in values if isinstance(value, torch.device)]
     # A result is where the tensor is that is written to or indexed, else where any is.
     decides = [args[0]] if name in BETWEEN and name != "to" else here
-    on_device = devices[0].type != "cpu" if devices else any(isinstance(one, FakeCuda) for one in decides)
+    on_device = (
+        devices[0].type != "cpu" if devices else any(isinstance(one, FakeCuda) for one in decides)
+    )
     if name == "scalar_tensor" and devices and devices[0].type == "meta":
         # A number that is written to CUDA by indices stands on the CPU first.
         on_device = False
     if name == "is_pinned":
         return args[0].untyped_storage().data_ptr() in _pinned
-    _check(func, name, args, here, [one for one in tensors if not isinstance(one, FakeCuda)], on_device)
+    _check(
+        func, name, args, here, [one for one in tensors if not isinstance(one, FakeCuda)], on_device
+    )
     copied = not on_device and name in COPIES
     if here and (copied or name in WAITS or (name in INDEXING and by_mask(args[1]))):
         wait(name)
-    args, kwargs = mapped(moved, args), {key: mapped(moved, value) for key, value in kwargs.items()}
+    args = mapped(moved, args)
+    kwargs = {key: mapped(moved, value) for key, value in kwargs.items()}
     pinned = kwargs.pop("pin_memory", False)
     if name == "histc":
         # The CPU counts floats only.
@@ -149,12 +163,20 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return mapped(placed, result)
 
 
-def _check(func: Any, name: str, args: Any, here: list[FakeCuda], others: list[Tensor], on_device: bool) -> None:
-    """Refuse tensors of two devices where CUDA does; count copies from memory that is not pinned."""
+def _check(
+    func: Any, name: str, args: Any, here: list[FakeCuda], others: list[Tensor], on_device: bool
+) -> None:
+    """Refuse tensors of two devices where CUDA does; count copies from memory that is not
+    pinned.
+    """
     if name in (*COPIES, *INDEXING):
         if name in INDEXING and here and not isinstance(args[0], FakeCuda):
             raise RuntimeError(f"{func} reads a tensor of the CPU by indices on cuda:0")
-        if name in INDEXING and any(one.dim() for one in others if len(args) > 2 and one is args[2]) and here:
+        if (
+            name in INDEXING
+            and any(one.dim() for one in others if len(args) > 2 and one is args[2])
+            and here
+        ):
             raise RuntimeError(f"{func} writes {tuple(args[2].shape)} of the CPU to cuda:0")
         if on_device and any(one.untyped_storage().data_ptr() not in _pinned for one in others):
             wait(f"{name} from memory that is not pinned")
@@ -166,16 +188,24 @@ def _check(func: Any, name: str, args: Any, here: list[FakeCuda], others: list[T
         raise RuntimeError(f"{func} has tensors on cuda:0, and on the CPU {refused}")
 
 
-def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any, scale: float) -> tuple[Any, ...]:
-    """Attend by the CPU's kernel, `[1, H, M, D]`; results are laid out as CUDA's, and refused is what it refuses."""
+def _attend(
+    func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any, scale: float
+) -> tuple[Any, ...]:
+    """Attend by the CPU's kernel, `[1, H, M, D]`; results are laid out as CUDA's, and refused is
+    what it refuses.
+    """
     if func._schema.name == "aten::_flash_attention_forward":
         return _attend_in_parts(query, keys, values, *given, scale=scale)
     assert query.shape[1] == keys.shape[1] == values.shape[1], "as many heads of keys as of queries"
     assert query.shape[3] == keys.shape[3] == values.shape[3], "values as long as keys"
     for one in (query, keys, values):
         assert one.stride(-1) == 1, f"rows of stride {one.stride(-1)}"
-        aligned = not any(step * one.itemsize % 16 for step in (*one.stride()[:-1], one.storage_offset()))
-        assert aligned, f"rows that do not begin at 16 bytes: {one.stride()} from {one.storage_offset()}"
+        aligned = not any(
+            step * one.itemsize % 16 for step in (*one.stride()[:-1], one.storage_offset())
+        )
+        assert aligned, (
+            f"rows that do not begin at 16 bytes: {one.stride()} from {one.storage_offset()}"
+        )
     bias = None
     if "flash" in func._schema.name:
         assert query.dtype in (torch.float16, torch.bfloat16), f"flash attention of {query.dtype}"
@@ -187,8 +217,12 @@ def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any,
     if bias is not None:
         assert bias.dtype == query.dtype, f"a bias of {bias.dtype} for queries of {query.dtype}"
         assert not any(step % 8 for step in bias.stride()[:-1]), f"bias strides {bias.stride()}"
-    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(query, keys, values, attn_mask=bias, scale=scale)
-    outside = [one.to("meta") if isinstance(one, Tensor) else one for one in (query, keys, values, *given)]
+    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, attn_mask=bias, scale=scale
+    )
+    outside = [
+        one.to("meta") if isinstance(one, Tensor) else one for one in (query, keys, values, *given)
+    ]
     like = func(*outside, scale=scale)
     # The memory-efficient kernel returns the log-sum-exp of whole tiles.
     padded = functional.pad(lse, (0, like[1].shape[-1] - lse.shape[-1]), value=torch.inf)
@@ -200,7 +234,14 @@ def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any,
 
 
 def _attend_in_parts(
-    query: Tensor, keys: Tensor, values: Tensor, begins: Tensor, same: Tensor, most: int, *_: Any, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    begins: Tensor,
+    same: Tensor,
+    most: int,
+    *_: Any,
+    scale: float,
 ) -> tuple[Tensor, ...]:
     """Attend with `[n, H, D]` in each part of a sequence by itself."""
     assert query.dtype in (torch.float16, torch.bfloat16)
@@ -222,7 +263,9 @@ class _Placing(TorchDispatchMode):
 
 
 def _whole(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function of torch that is run as one: torch takes it apart in another way for other devices."""
+    """Return a function of torch that is run as one: torch takes it apart in another way for other
+    devices.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         plain = {key: data_of(value) for key, value in kwargs.items()}
@@ -230,20 +273,30 @@ def _whole(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not isinstance(args[0], FakeCuda):
             return result
         # CUDA's attention lays tokens before heads.
-        return FakeCuda(result.transpose(1, 2).contiguous().transpose(1, 2) if result.ndim == 4 else result)
+        return FakeCuda(
+            result.transpose(1, 2).contiguous().transpose(1, 2) if result.ndim == 4 else result
+        )
 
     return call
 
 
-_FUNCTIONS = {name: _whole(getattr(functional, name)) for name in ("scaled_dot_product_attention", "linear")}
+_FUNCTIONS = {
+    name: _whole(getattr(functional, name)) for name in ("scaled_dot_product_attention", "linear")
+}
 
 
-_PROPERTIES = SimpleNamespace(total_memory=80 << 30, name="fake", major=9, minor=0, multi_processor_count=132)
+_PROPERTIES = SimpleNamespace(
+    total_memory=80 << 30, name="fake", major=9, minor=0, multi_processor_count=132
+)
 _PATCHES: dict[str, Any] = {
-    "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
-    "mem_get_info": lambda *_: (64 << 30, 80 << 30), "get_device_properties": lambda *_: _PROPERTIES,
+    "_lazy_init": lambda: None,
+    "is_available": lambda: True,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "mem_get_info": lambda *_: (64 << 30, 80 << 30),
+    "get_device_properties": lambda *_: _PROPERTIES,
     "synchronize": lambda *_: None,
-}  # fmt: skip
+}
 
 
 def _pin(data: Tensor) -> Tensor:
@@ -278,8 +331,18 @@ def fake_cuda() -> Iterator[Counter[str]]:
     whole = patch.multiple(functional, **_FUNCTIONS)
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)
-    captures = patch.multiple(graphs, _capture=_capture, _make_pool=lambda: None, _make_stream=lambda _: None)
-    with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, pinning, captures, _Placing():
+    captures = patch.multiple(
+        graphs, _capture=_capture, _make_pool=lambda: None, _make_stream=lambda _: None
+    )
+    with (
+        patch.multiple(torch.cuda, **_PATCHES),
+        generators,
+        without_gradients,
+        whole,
+        pinning,
+        captures,
+        _Placing(),
+    ):
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         try:

@@ -1,7 +1,9 @@
-"""A backbone without a model: it counts, keeps and says things, at once, where what a model says is not the point.
+"""A backbone without a model: it counts, keeps and says things, at once, where what a model says is
+not the point.
 
-Its keys are the mean colours of a step's cells, nothing is rotated, and an answer is a walk through its words that
-begins with the question. Tests of answers, loading and logits use the real tiny models of `tests.backbones.tiny`.
+Its keys are the mean colours of a step's cells, nothing is rotated, and an answer is a walk through
+its words that begins with the question. Tests of answers, loading and logits use the real tiny
+models of `tests.backbones.tiny`.
 """
 
 from __future__ import annotations
@@ -25,10 +27,15 @@ GRID = (2, 3)
 class MockBackbone(Backbone):
     """Two layers, one head of four components, one position a step."""
 
-    layers, kv_heads, head_size, position_components = 2, 1, 4, 1
-    frames_per_step, default_fps = 2, 2.0
+    layers = 2
+    kv_heads = 1
+    head_size = 4
+    position_components = 1
+    frames_per_step = 2
+    default_fps = 2.0
     stop_ids = frozenset({WORDS.index("<end>")})
-    dtype, device = torch.float32, torch.device("cpu")
+    dtype = torch.float32
+    device = torch.device("cpu")
     settings: dict[str, Any] = {"cells": GRID[0] * GRID[1]}  # noqa: RUF012
     prefix_ids = [0, 1, 2]  # noqa: RUF012
 
@@ -62,12 +69,15 @@ class MockBackbone(Backbone):
     def prepare(self, images: np.ndarray[Any, Any]) -> PreparedStep:
         frames, height, width, _ = images.shape
         rows, columns = GRID
-        y, x = height // rows, width // columns
+        y = height // rows
+        x = width // columns
         cells = images[:, : y * rows, : x * columns].reshape(frames, rows, y, columns, x, 3)
         colours = torch.from_numpy(cells.mean((0, 2, 4))).float().reshape(-1, 3) / 255
         return PreparedStep(torch.cat((colours, torch.ones(len(colours), 1)), 1), GRID)
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+    def embed_steps(
+        self, steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
         return [StepTokens(step.pixels, step.grid) for step in steps]
 
     def step_positions(
@@ -80,7 +90,12 @@ class MockBackbone(Backbone):
         return torch.ones(size), torch.zeros(size)
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        cache: TokenCache,
+        *,
+        steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         for number, layer in enumerate(cache.memory_layers):
             layer.append(embeddings[None] + number, embeddings[None])

@@ -1,4 +1,6 @@
-"""A backbone whose language model does nothing but attend: what a session adds to a forward is all that it does."""
+"""A backbone whose language model does nothing but attend: what a session adds to a forward is all
+that it does.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,45 @@ VOCABULARY = 50
 
 
 class StubBackbone(Backbone):
-    """Attention of given queries, keys and values in every layer; embeddings and logits that are there already."""
+    """Attention of given queries, keys and values in every layer; embeddings and logits that are
+    there already.
+    """
 
-    position_components, frames_per_step, default_fps = 3, 2, 2.0
+    position_components = 3
+    frames_per_step = 2
+    default_fps = 2.0
     stop_ids = frozenset({VOCABULARY})
     settings: dict[str, int | float | str] = {}  # noqa: RUF012
 
     def __init__(
-        self, *, layers: int = 28, kv_heads: int = 4, groups: int = 7, head_size: int = 128,
-        grid: tuple[int, int] = (14, 14), dtype: torch.dtype = torch.bfloat16, device: str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        layers: int = 28,
+        kv_heads: int = 4,
+        groups: int = 7,
+        head_size: int = 128,
+        grid: tuple[int, int] = (14, 14),
+        dtype: torch.dtype = torch.bfloat16,
+        device: str = "cpu",
+    ) -> None:
         """Of the shapes of Qwen2.5-VL-7B, where nothing else is said."""
-        self.layers, self.kv_heads, self.head_size = layers, kv_heads, head_size
-        self.dtype, self.device = dtype, torch.device(device)
-        self.identity = BackboneIdentity("stub", "stub", config_hash="", weights_digest="", dtype=str(dtype)[6:])
-        self.grid, self._heads = grid, kv_heads * groups
+        self.layers = layers
+        self.kv_heads = kv_heads
+        self.head_size = head_size
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.identity = BackboneIdentity(
+            "stub", "stub", config_hash="", weights_digest="", dtype=str(dtype)[6:]
+        )
+        self.grid = grid
+        self._heads = kv_heads * groups
         self._rotary = PlainRotary(head_size)
         self._rotary.frequency = self._rotary.frequency.to(self.device)
         self._made: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._logits = torch.zeros(VOCABULARY, device=self.device)
-        self.step = StepTokens(torch.zeros(grid[0] * grid[1], 8, dtype=dtype, device=self.device), grid)
+        self.step = StepTokens(
+            torch.zeros(grid[0] * grid[1], 8, dtype=dtype, device=self.device), grid
+        )
 
     @classmethod
     def load(cls, *_: Any) -> StubBackbone:
@@ -60,7 +81,9 @@ class StubBackbone(Backbone):
     def prepare(self, images: Any) -> PreparedStep:
         return PreparedStep(torch.empty(0), self.grid)
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+    def embed_steps(
+        self, steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
         return [self.step for _ in steps]
 
     def step_positions(
@@ -68,7 +91,9 @@ class StubBackbone(Backbone):
     ) -> StepPositions:
         rows, columns = self.grid
         cell = torch.arange(rows * columns, device=self.device)
-        places = torch.stack((torch.full_like(cell, index), cell // columns, cell % columns), 1) + origin
+        places = (
+            torch.stack((torch.full_like(cell, index), cell // columns, cell % columns), 1) + origin
+        )
         return StepPositions(places, (origin + index, origin + rows - 1, origin + columns - 1))
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,9 +115,16 @@ class StubBackbone(Backbone):
         if tokens not in self._made:
             g = torch.Generator(self.device).manual_seed(tokens)
             made = [
-                torch.randn(1, tokens, heads, self.head_size, generator=g, device=self.device).to(self.dtype)
+                torch.randn(1, tokens, heads, self.head_size, generator=g, device=self.device).to(
+                    self.dtype
+                )
                 for heads in (self._heads, self.kv_heads, self.kv_heads)
             ]
             query, keys, values = (part.transpose(1, 2) for part in made)
-            self._made[tokens] = query, keys, values, torch.zeros(tokens, 8, dtype=self.dtype, device=self.device)
+            self._made[tokens] = (
+                query,
+                keys,
+                values,
+                torch.zeros(tokens, 8, dtype=self.dtype, device=self.device),
+            )
         return self._made[tokens]

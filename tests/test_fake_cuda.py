@@ -1,4 +1,6 @@
-"""Watch, ask, save, load and resume on a device of its own, which needs no GPU: the same bytes as on the CPU."""
+"""Watch, ask, save, load and resume on a device of its own, which needs no GPU: the same bytes as
+on the CPU.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -32,7 +34,9 @@ SLIDING = ("gemma4",)
 
 
 def is_quick(family: str, kind: str, positions: str) -> bool:
-    """Take every memory with the family that has most to its steps, and the plainest memory with the others."""
+    """Take every memory with the family that has most to its steps, and the plainest memory with
+    the others.
+    """
     if family == "qwen3_vl":
         return positions == "stream"
     return kind == "sliding-window" and positions == ("stream" if family in SLIDING else "compact")
@@ -74,14 +78,19 @@ def held(session: Session) -> dict[str, torch.Tensor]:
     return {name: data_of(tensor).clone() for name, tensor in session.tensors().items()}
 
 
-def use(backbone: Backbone, config: MemoryConfig, path: Path) -> tuple[list[dict[str, torch.Tensor]], list[object]]:
-    """Return the states and the answers of a session that is saved, loaded and goes on with a chunk of two steps."""
+def use(
+    backbone: Backbone, config: MemoryConfig, path: Path
+) -> tuple[list[dict[str, torch.Tensor]], list[object]]:
+    """Return the states and the answers of a session that is saved, loaded and goes on with a chunk
+    of two steps.
+    """
     session = Session.start(backbone, config, attachments=[Transcript()])
     for step in range(6):
         # Not every family shows words at compact positions.
         words = ["two three"] if step % 2 and config.positions == "stream" else []
         session.watch(random_frames(step, backbone.frames_per_step), words=words)
-    states, logits = [held(session)], session.prefill(QUESTION)
+    states = [held(session)]
+    logits = session.prefill(QUESTION)
     answer = session.ask(QUESTION, Decoding(2), evidence=True)
     protokv.save(session, path)
     session = protokv.load(path, backbone)
@@ -93,7 +102,12 @@ def use(backbone: Backbone, config: MemoryConfig, path: Path) -> tuple[list[dict
 
 @pytest.mark.parametrize(("family", "kind", "positions"), EVERY)
 def test_a_device_of_its_own_gives_what_the_cpu_gives(
-    models: Models, family: str, kind: str, positions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Models,
+    family: str,
+    kind: str,
+    positions: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (here, there), config = models(family), small(kind, positions=positions)
     # A device adds in another order than a CPU.
@@ -109,7 +123,9 @@ def test_a_device_of_its_own_gives_what_the_cpu_gives(
 
 
 @pytest.mark.parametrize("config", [small(kind) for kind in MEMORIES], ids=type)
-def test_attention_by_columns_is_about_that_of_the_cpu(models: Models, config: MemoryConfig, tmp_path: Path) -> None:
+def test_attention_by_columns_is_about_that_of_the_cpu(
+    models: Models, config: MemoryConfig, tmp_path: Path
+) -> None:
     here, there = models("qwen2_5_vl", "bfloat16")
     (expected, *_) = use(here, config, tmp_path / "here.safetensors")[1]
     with fake_cuda():
@@ -126,21 +142,33 @@ WAITS = {"gemma4": ["vision tower"]}
     ("family", "kind", "positions"),
     [
         *product(BUILDERS, ["durable"], ["stream"]),
-        *product(["qwen3_vl"], ["sliding-window", "last-frames", "infinipot-v", "hermes", "paper"], ["stream"]),
+        *product(
+            ["qwen3_vl"],
+            ["sliding-window", "last-frames", "infinipot-v", "hermes", "paper"],
+            ["stream"],
+        ),
         *product(["qwen2_5_vl", "qwen3_5"], ["durable"], ["compact"]),
     ],
 )
-def test_all_that_a_stream_does_is_captured(models: Models, family: str, kind: str, positions: str) -> None:
+def test_all_that_a_stream_does_is_captured(
+    models: Models, family: str, kind: str, positions: str
+) -> None:
     backbone = models(family, "bfloat16")[1]
     with fake_cuda():
-        session = Session.start(backbone, small(kind, positions=positions), attachments=[Transcript()])
+        session = Session.start(
+            backbone, small(kind, positions=positions), attachments=[Transcript()]
+        )
         for step in range(12):
             session.watch(random_frames(step, backbone.frames_per_step))
-        first, second = (session.ask(QUESTION, Decoding(9, temperature=0), evidence=True) for _ in range(2))
+        first, second = (
+            session.ask(QUESTION, Decoding(9, temperature=0), evidence=True) for _ in range(2)
+        )
     # All of the second one is replayed.
     assert (first.text, first.mean_logprob) == (second.text, second.mean_logprob)
     parts = [backbone.graphs, session.memory.graphs, session._graphs, session._reader.graphs]
-    eager = [name for one in parts if one is not None for name, how in one.how.items() if how != "graph"]
+    eager = [
+        name for one in parts if one is not None for name, how in one.how.items() if how != "graph"
+    ]
     assert eager == WAITS.get(family, []) + ["update"] * (kind == "paper")
     assert {"question", "token"} < session._reader.graphs.how.keys()
 
@@ -165,21 +193,36 @@ def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models)
 
 def test_tensors_of_two_devices_do_not_meet() -> None:
     with fake_cuda() as waits, torch.inference_mode():
-        there, here = torch.arange(6, device="cuda:0"), torch.arange(6)
-        for mistake in (lambda: there + here, lambda: torch.cat((there, here)), lambda: here[there]):
+        there = torch.arange(6, device="cuda:0")
+        here = torch.arange(6)
+        for mistake in (
+            lambda: there + here,
+            lambda: torch.cat((there, here)),
+            lambda: here[there],
+        ):
             with pytest.raises(RuntimeError, match=r"cuda:0"):
                 mistake()
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
         assert not waits
-        allowed = (there + torch.tensor(2), there[here], there.clone().copy_(here), here.to("cuda:0"))
+        allowed = (
+            there + torch.tensor(2),
+            there[here],
+            there.clone().copy_(here),
+            here.to("cuda:0"),
+        )
         assert all(type(one) is FakeCuda and one.device.type == "cuda" for one in allowed)
 
 
 def test_what_the_host_reads_is_a_wait() -> None:
     with fake_cuda() as waits, torch.inference_mode():
         there = torch.arange(6, device="cuda:0")
-        for read in (lambda: there.cpu(), lambda: there.tolist(), lambda: int(there[0]), lambda: there[there > 2]):
+        for read in (
+            lambda: there.cpu(),
+            lambda: there.tolist(),
+            lambda: int(there[0]),
+            lambda: there[there > 2],
+        ):
             waits.clear()
             read()
             assert sum(waits.values()) == 1

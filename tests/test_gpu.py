@@ -29,7 +29,9 @@ QUESTION = "what is the first star ?"
 
 @pytest.fixture(autouse=True)
 def whole_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN rounds what goes into a convolution to TF32 by default, the pictures of every vision tower among it."""
+    """cuDNN rounds what goes into a convolution to TF32 by default, the pictures of every vision
+    tower among it.
+    """
     monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
 
 
@@ -47,7 +49,9 @@ NEAR = {
 
 
 @pytest.mark.parametrize(("config", "near"), NEAR.values(), ids=NEAR)
-def test_a_bounded_stream_runs_and_is_repeatable_on_cuda(cuda: Backbone, config: MemoryConfig, near: float) -> None:
+def test_a_bounded_stream_runs_and_is_repeatable_on_cuda(
+    cuda: Backbone, config: MemoryConfig, near: float
+) -> None:
     first, second = (watched(cuda, config, range(30)).prefill(QUESTION) for _ in range(2))
     assert first.isfinite().all()
     torch.testing.assert_close(second, first, rtol=near, atol=near)
@@ -58,7 +62,9 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     there = watched(cuda, config, range(20))
     tensors = {name: tensor.cpu() for name, tensor in there.tensors().items()}
     here = Session.resume(tiny, there.config, there.clock, tensors)
-    torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3
+    )
 
 
 def steady(kind: str) -> tuple[Session, StepTokens]:
@@ -84,7 +90,8 @@ def refuse(*_: Any) -> Any:
 def test_graphs_of_cuda_give_what_the_calls_give(
     family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, folder = [], str(BUILDERS[family](tmp_path))
+    found = []
+    folder = str(BUILDERS[family](tmp_path))
     for capture in (graphs._capture, refuse):
         monkeypatch.setattr(graphs, "_capture", capture)
         backbone = load_backbone(folder, device="cuda", dtype="float32")
@@ -126,13 +133,16 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2**-8, torch.bfloat16: 2**-6}
 @pytest.mark.parametrize("D", [16, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("queries", "n"), [(196, 196), (1, 41), (20, 37)])
-def test_the_kernels_of_cuda_equal_the_plain_form(dtype: torch.dtype, queries: int, n: int, D: int) -> None:
+def test_the_kernels_of_cuda_equal_the_plain_form(
+    dtype: torch.dtype, queries: int, n: int, D: int
+) -> None:
     g = torch.Generator("cuda").manual_seed(0)
     noise = lambda *size: torch.randn(size, generator=g, device="cuda").to(dtype)  # noqa: E731
     bias = torch.randint(1, 1_000_000, (4, 1003), generator=g, device="cuda").float().log()
     bias[:, ::7], bias[0] = EMPTY_BIAS, EMPTY_BIAS
     segment = KVSegment(noise(4, 1003, D), noise(4, 1003, D), bias)
-    query, tail = noise(28, queries, D), (noise(4, n, D), noise(4, n, D))
+    query = noise(28, queries, D)
+    tail = (noise(4, n, D), noise(4, n, D))
     expected = plain.attend(query, [segment], tail, D**-0.5)
     near = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     torch.testing.assert_close(attend(query, [segment], tail, D**-0.5), expected, **near)
@@ -149,7 +159,9 @@ def test_the_kernels_of_cuda_equal_the_plain_form(dtype: torch.dtype, queries: i
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_the_log_sum_exp_knows_the_bias_to_float32(dtype: torch.dtype, D: int) -> None:
     g = torch.Generator("cuda").manual_seed(0)
-    query, keys, values = (torch.randn(4, size, D, generator=g, device="cuda").to(dtype) for size in (53, 1003, 1003))
+    query, keys, values = (
+        torch.randn(4, size, D, generator=g, device="cuda").to(dtype) for size in (53, 1003, 1003)
+    )
     bias = torch.rand(4, 1003, generator=g, device="cuda") * 14
     bias[:, ::7], bias[0] = EMPTY_BIAS, EMPTY_BIAS
     _, lse = kernels.compute_biased_attention(query, keys, values, bias, D**-0.5)

@@ -1,4 +1,6 @@
-"""The package as a user sees it: its names, the README's code, its wheel, and the rules of its rooms."""
+"""The package as a user sees it: its names, the README's code, its wheel, and the rules of its
+rooms.
+"""
 
 import ast
 import re
@@ -16,7 +18,9 @@ import protokv
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
-    path for place in ("*.md", "docs/**/*.md", "samples/**/*.md", "protokv/**/*.md") for path in ROOT.glob(place)
+    path
+    for place in ("*.md", "docs/**/*.md", "samples/**/*.md", "protokv/**/*.md")
+    for path in ROOT.glob(place)
 )
 
 
@@ -29,7 +33,9 @@ def test_every_public_name_is_there_when_it_is_asked_for() -> None:
 def test_the_code_of_the_readme_runs_and_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
@@ -39,7 +45,9 @@ def test_the_code_of_the_readme_runs_and_answers(
 
 def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "protokv", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
     assert result.stdout.startswith(f"protokv {protokv.__version__}\n")
 
 
@@ -48,12 +56,21 @@ def test_rooms_import_only_rooms_below_them_and_make_no_circle() -> None:
     assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True) == 0
 
 
-def test_the_wheel_holds_the_embedded_model_and_imports_nothing_beside_the_package(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_embedded_model_and_imports_nothing_beside_the_package(
+    tmp_path: Path,
+) -> None:
     (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     wheel = ZipFile(path)
     names = set(wheel.namelist())
-    assert {"protokv/mini/network.py", "protokv/mini/weights/model.safetensors", "protokv/py.typed"} <= names
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"protokv", "protokv_cli"}
+    assert {
+        "protokv/mini/network.py",
+        "protokv/mini/weights/model.safetensors",
+        "protokv/py.typed",
+    } <= names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "protokv",
+        "protokv_cli",
+    }
     sources = [name for name in names if name.endswith(".py")]
     assert len(sources) > 50
     for name in sources:

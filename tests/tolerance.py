@@ -8,35 +8,42 @@ from torch import Tensor
 from protokv.core.layers import LayerKind
 from protokv.core.session import Session
 
-# Of that many standard deviations a random walk is off once in thirty million; the tests compare fewer numbers.
+# Of that many standard deviations a random walk is off once in thirty million; the tests compare
+# fewer numbers.
 _DEVIATIONS = 6.0
 
 
 def tolerance(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
-    """The largest difference between two sums of the same `terms` terms, each added up in an order of its own.
+    """The largest difference between two sums of the same `terms` terms, each added up in an order
+    of its own.
 
-    Every addition and product is off by a share of up to u, half the distance from 1 to the next number of the dtype.
-    At the worst a sum of n is off by n u times the sum of the magnitudes of its terms (Higham, Accuracy and Stability
-    of Numerical Algorithms, 2002, sections 3.1 and 4.2); as a random walk by less than 6 sqrt(n) u times it, but for a
-    probability of 3e-8 (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). Two sums may be off on
-    different sides.
+    Every addition and product is off by a share of up to u, half the distance from 1 to the next
+    number of the dtype. At the worst a sum of n is off by n u times the sum of the magnitudes of
+    its terms (Higham, Accuracy and Stability of Numerical Algorithms, 2002, sections 3.1 and 4.2);
+    as a random walk by less than 6 sqrt(n) u times it, but for a probability of 3e-8 (Higham and
+    Mary, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). Two sums may be off on different sides.
 
     Args:
-        dtype: in which is added up, or that of the result if it is rounded then; the roundings count.
+        dtype: in which is added up, or that of the result if it is rounded then; the roundings
+            count.
         terms: on the longest way from what both got to what is compared.
-        scale: the sum of the magnitudes of the terms; the largest value of a mean, or the largest result.
+        scale: the sum of the magnitudes of the terms; the largest value of a mean, or the largest
+            result.
     """
     worst = terms * torch.finfo(dtype).eps / 2 * scale
     return 2 * min(worst, _DEVIATIONS * deviation(dtype, terms, scale))
 
 
 def deviation(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
-    """One standard deviation of that walk, of one sum: the root mean square of what many sums are off by."""
+    """One standard deviation of that walk, of one sum: the root mean square of what many sums are
+    off by.
+    """
     return math.sqrt(terms) * torch.finfo(dtype).eps / 2 * scale
 
 
 def near(expected: Tensor, terms: int, scale: float | None = None) -> dict[str, float]:
-    """The tolerance for `torch.testing.assert_close`, the same for all numbers: rounding is as large in small sums.
+    """The tolerance for `torch.testing.assert_close`, the same for all numbers: rounding is as
+    large in small sums.
 
     What is no float is not rounded: it is equal.
     """
@@ -49,21 +56,25 @@ def near(expected: Tensor, terms: int, scale: float | None = None) -> dict[str, 
 
 
 def forward_terms(layers: int, width: int, tokens: int) -> int:
-    """Terms on the longest way through a model: in a layer eight products of the hidden size, and a softmax.
+    """Terms on the longest way through a model: in a layer eight products of the hidden size, and a
+    softmax.
 
-    The layers above enlarge some of what is off and shrink the rest: the tiny random models are off by 0.3 to 4.4 of
-    what these terms say for one deviation.
+    The layers above enlarge some of what is off and shrink the rest: the tiny random models are off
+    by 0.3 to 4.4 of what these terms say for one deviation.
     """
     return layers * (8 * width + tokens)
 
 
 def near_logits(session: Session, expected: Tensor) -> dict[str, float]:
-    """The same for what a session's model makes of all that it has seen, keys, values and logits."""
+    """The same for what a session's model makes of all that it has seen, keys, values and
+    logits.
+    """
     backbone = session.backbone
     width = backbone.embed_text(backbone.prefix_ids).shape[1]
     tokens = len(backbone.prefix_ids) + session.clock.tokens_seen + expected.shape[0]
     # The tower that looks at the frames is not deeper than the language model, and both add up.
     layers = len(backbone.layer_kinds) or backbone.layers
-    # Linear layers enlarge more: under two sets of kernels transformers' own forward was off by up to 29 times this.
+    # Linear layers enlarge more: under two sets of kernels transformers' own forward was off by up
+    # to 29 times this.
     enlarged = 64 if LayerKind.LINEAR in backbone.layer_kinds else 1
     return near(expected, enlarged * forward_terms(2 * layers, width, tokens))

@@ -1,7 +1,9 @@
-"""MkDocs hook: brings pages of other folders into the site, and fills the tables of the reference from the code.
+"""MkDocs hook: brings pages of other folders into the site, and fills the tables of the reference
+from the code.
 
-A page outside `docs/` has one copy, and `PAGES` says where it stands in the site. Links between pages lead to files of
-the checkout; here they are turned to the place in the site. A link to a file that is no page keeps its text only.
+A page outside `docs/` has one copy, and `PAGES` says where it stands in the site. Links between
+pages lead to files of the checkout; here they are turned to the place in the site. A link to a file
+that is no page keeps its text only.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for mark, _, target, _ in LINK.findall(text):
             picture = normpath(join(dirname(source), target))
             if mark or picture.endswith(".png"):
-                files.append(File.generated(config, f"pictures/{picture}", abs_src_path=str(ROOT / picture)))
+                files.append(
+                    File.generated(config, f"pictures/{picture}", abs_src_path=str(ROOT / picture))
+                )
     return files
 
 
@@ -82,7 +86,9 @@ def _from_code(name: str) -> str:
 
 
 def _turn(link: re.Match[str], source: str, place: str) -> str:
-    """Return a link from one page of the repository to another as a link between places of the site."""
+    """Return a link from one page of the repository to another as a link between places of the
+    site.
+    """
     mark, text, target, anchor = link.groups(default="")
     if "://" in target or not target:
         return link[0]
@@ -94,5 +100,6 @@ def _turn(link: re.Match[str], source: str, place: str) -> str:
         to = f"pictures/{path}"
     if to is not None:
         return f"{mark}[{text}]({relpath(to, dirname(place) or '.')}{anchor})"
-    # A file of the checkout, which the site does not have. A broken link stays, and `--strict` names it.
+    # A file of the checkout, which the site does not have. A broken link stays, and `--strict`
+    # names it.
     return text if (ROOT / path).exists() else link[0]

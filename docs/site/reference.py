@@ -1,7 +1,7 @@
 """The tables of the reference, made from the code: `TABLES` has them by name.
 
-The site makes them when it is built. `python docs/site/reference.py --write` writes them into the pages of
-`docs/reference`, for who reads these on a code host; a test holds the two together.
+The site makes them when it is built. `python docs/site/reference.py --write` writes them into the
+pages of `docs/reference`, for who reads these on a code host; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ def list_options() -> str:
 
     group: Any = typer.main.get_command(app)
     options = _entries((_name_of(one), "", one.help) for one in group.params)
-    commands = (_describe_command(name, command) for name, command in group.commands.items() if not command.hidden)
+    commands = (
+        _describe_command(name, command)
+        for name, command in group.commands.items()
+        if not command.hidden
+    )
     return "\n\n".join((*commands, "## protokv", "Without a command.", options))
 
 
@@ -62,7 +66,9 @@ def _name_of(parameter: Any) -> str:
         return names
     if isinstance(parameter.default, Enum):
         return f"{names} {'|'.join(str(one.value) for one in type(parameter.default))}"
-    return f"{names} {parameter.metavar or ('N' if isinstance(parameter.default, int) else 'VALUE')}"
+    return (
+        f"{names} {parameter.metavar or ('N' if isinstance(parameter.default, int) else 'VALUE')}"
+    )
 
 
 def list_exit_codes() -> str:
@@ -71,7 +77,8 @@ def list_exit_codes() -> str:
 
     meaning = _read_comments(ExitCode)
     return _table(
-        ("Code", "Name", "Meaning"), *((str(int(one)), f"`{one.name}`", meaning[one.name]) for one in ExitCode)
+        ("Code", "Name", "Meaning"),
+        *((str(int(one)), f"`{one.name}`", meaning[one.name]) for one in ExitCode),
     )
 
 
@@ -80,18 +87,30 @@ def list_errors() -> str:
     from protokv import errors
     from protokv_cli.exits import find_exit_code
 
-    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.ProtoKVError)]
-    rows = ((f"`{one.__name__}`", str(int(find_exit_code(one("")))), inspect.getdoc(one)) for one in kinds)
+    kinds = [
+        one
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, errors.ProtoKVError)
+    ]
+    rows = (
+        (f"`{one.__name__}`", str(int(find_exit_code(one("")))), inspect.getdoc(one))
+        for one in kinds
+    )
     return _table(("Error", "Exit code", "Meaning"), *rows)
 
 
 def list_settings() -> str:
-    """Return the settings that memories share, and for each memory its own settings and other defaults."""
+    """Return the settings that memories share, and for each memory its own settings and other
+    defaults.
+    """
     from protokv.memories import MEMORIES, MemoryConfig, PrototypeConfig
 
     parts = ["## All memories", _settings_of(MemoryConfig, frozenset())]
     with_bank = [name for name, config in MEMORIES.items() if issubclass(config, PrototypeConfig)]
-    parts += ["## Memories with prototypes", f"These are {', '.join(f'`{name}`' for name in with_bank)}."]
+    parts += [
+        "## Memories with prototypes",
+        f"These are {', '.join(f'`{name}`' for name in with_bank)}.",
+    ]
     parts += [_settings_of(PrototypeConfig, _fields_of(MemoryConfig))]
     for name, config in MEMORIES.items():
         base = config.__mro__[1]
@@ -105,7 +124,11 @@ def list_settings() -> str:
             if one.default != defaults.get(one.name, one.default)
         }
         if changed:
-            parts.append("Other defaults: " + ", ".join(f"`{key}={_value(new)}`" for key, new in changed.items()) + ".")
+            parts.append(
+                "Other defaults: "
+                + ", ".join(f"`{key}={_value(new)}`" for key, new in changed.items())
+                + "."
+            )
         described = {MemoryConfig, PrototypeConfig, *MEMORIES.values()} - {config}
         known = next(one for one in config.__mro__ if one in described)
         parts.append(_settings_of(config, _fields_of(known)))
@@ -129,7 +152,9 @@ def _settings_of(config: Any, without: frozenset[str]) -> str:
             values = _values(kind)
             if span:
                 values += " from {} to {}".format(*(f"{end:,}".removesuffix(".0") for end in span))
-            entries.append((one.name, f"{values}; default `{_value(one.default)}`", texts[one.name]))
+            entries.append(
+                (one.name, f"{values}; default `{_value(one.default)}`", texts[one.name])
+            )
     return _entries(entries)
 
 
@@ -158,19 +183,30 @@ def list_tensors() -> str:
     parts = []
     declared: dict[str, Any] = {}
     for name, config in MEMORIES.items():
-        # The default memory holds its centres in 8 bits or in 32; its state has the tensors of one of the two.
-        forms = [DurableConfig(center_bits=8), DurableConfig(center_bits=32)] if name == "durable" else [config()]
-        declared[name] = [spec for form in forms for spec in MEMORIES[name].memory.declare(form, shape)]
+        # The default memory holds its centres in 8 bits or in 32; its state has the tensors of one
+        # of the two.
+        forms = (
+            [DurableConfig(center_bits=8), DurableConfig(center_bits=32)]
+            if name == "durable"
+            else [config()]
+        )
+        declared[name] = [
+            spec for form in forms for spec in MEMORIES[name].memory.declare(form, shape)
+        ]
     declared["Thumbnails, of any memory"] = Thumbnails.declare()
     for name, specs in declared.items():
         entries = [
             (
                 spec.name,
-                f"{'model' if spec.dtype == shape.dtype else str(spec.dtype).removeprefix('torch.')}"
-                f"[{', '.join(spec.dims)}]",
-                f"{spec.meaning} ({spec.unit})" if spec.unit and spec.unit not in spec.meaning else spec.meaning,
+                ("model" if spec.dtype == shape.dtype else str(spec.dtype).removeprefix("torch."))
+                + f"[{', '.join(spec.dims)}]",
+                f"{spec.meaning} ({spec.unit})"
+                if spec.unit and spec.unit not in spec.meaning
+                else spec.meaning,
             )
-            for spec in sorted({spec.name: spec for spec in specs}.values(), key=lambda spec: spec.name)
+            for spec in sorted(
+                {spec.name: spec for spec in specs}.values(), key=lambda spec: spec.name
+            )
         ]
         parts += [f"## {name}", _entries(entries)]
     return "\n\n".join(parts)
@@ -183,7 +219,9 @@ def list_events() -> str:
     from protokv_cli.ingest_report import name_event
 
     kinds = [(name_event(object.__new__(one)), one) for one in get_args(events.IngestEvent)]
-    return "\n\n".join(_keys_of(name, kind) for name, kind in [*kinds, ("estimate", IngestEstimate)])
+    return "\n\n".join(
+        _keys_of(name, kind) for name, kind in [*kinds, ("estimate", IngestEstimate)]
+    )
 
 
 def list_fleet_rows() -> str:
@@ -191,7 +229,8 @@ def list_fleet_rows() -> str:
     from protokv.fleet import VideoFailure, VideoOutcome
 
     return "\n\n".join(
-        _keys_of(name, kind) for name, kind in (("video and plan", VideoOutcome), ("failure", VideoFailure))
+        _keys_of(name, kind)
+        for name, kind in (("video and plan", VideoOutcome), ("failure", VideoFailure))
     )
 
 
@@ -208,7 +247,10 @@ def _keys_of(name: str, record: type) -> str:
         texts |= read_attributes(base) | _read_comments(base)
     # The keys of a job stand in its row.
     found = [one for one in dataclasses.fields(record) if one.name != "job"]
-    entries = _entries((one.name, _kind(str(one.type)), texts.get(one.name) or _spell_out(one.name)) for one in found)
+    entries = _entries(
+        (one.name, _kind(str(one.type)), texts.get(one.name) or _spell_out(one.name))
+        for one in found
+    )
     return f"### {name}\n\n{_text_before_sections(record)}\n\n{entries}"
 
 
@@ -216,15 +258,23 @@ def _read_comments(record: type) -> dict[str, str]:
     """Return the comment behind each field of a class."""
     if record is object:
         return {}
-    found = re.findall(r"^    (\w+)(?:: | = )[^#\n]*# (.*)$", inspect.getsource(record), re.MULTILINE)
+    found = re.findall(
+        r"^    (\w+)(?:: | = )[^#\n]*# (.*)$", inspect.getsource(record), re.MULTILINE
+    )
     return {name: text[:1].upper() + text[1:] for name, text in found}
 
 
 def _spell_out(name: str) -> str:
-    """Return what a name says by itself, with its unit: `stream_time_s` is the stream time in seconds."""
+    """Return what a name says by itself, with its unit: `stream_time_s` is the stream time in
+    seconds.
+    """
     units = {"s": "in seconds", "bytes": "in bytes"}
     *words, last = name.split("_")
-    return f"The {' '.join([*words, units[last]])}" if words and last in units else f"The {' '.join([*words, last])}"
+    return (
+        f"The {' '.join([*words, units[last]])}"
+        if words and last in units
+        else f"The {' '.join([*words, last])}"
+    )
 
 
 JSON_TYPES = {
@@ -243,7 +293,9 @@ JSON_TYPES = {
 
 
 def _kind(annotation: str) -> str:
-    """Return an annotation in the words of JSON. All others are names of texts, whose values the meaning lists."""
+    """Return an annotation in the words of JSON. All others are names of texts, whose values the
+    meaning lists.
+    """
     return " or ".join(JSON_TYPES.get(part, "text") for part in annotation.split(" | "))
 
 
@@ -261,10 +313,16 @@ def show_runs() -> str:
             ["query", "video.safetensors", "What shape appeared first?", "--evidence", "--json"],
             ["inspect", "video.safetensors", "--json"],
         ):
-            done = CliRunner().invoke(app, command, env={"PROTOKV_MODEL": "protokv/mini", "NO_COLOR": "1"})
+            done = CliRunner().invoke(
+                app, command, env={"PROTOKV_MODEL": "protokv/mini", "NO_COLOR": "1"}
+            )
             if done.exit_code:
-                raise RuntimeError(f"protokv {' '.join(command)} ended with {done.exit_code}: {done.stderr}")
-            line = json.dumps(json.loads(done.stdout.splitlines()[-1]), indent=2, ensure_ascii=False)
+                raise RuntimeError(
+                    f"protokv {' '.join(command)} ended with {done.exit_code}: {done.stderr}"
+                )
+            line = json.dumps(
+                json.loads(done.stdout.splitlines()[-1]), indent=2, ensure_ascii=False
+            )
             shown = " ".join(f'"{part}"' if " " in part else part for part in command)
             parts.append(f"The last line of `protokv {shown}`:\n\n```json\n{line}\n```")
     return "\n\n".join(parts)
@@ -286,7 +344,9 @@ def _text_before_sections(documented: type) -> str:
 
 
 def _entries(found: Iterable[tuple[str, str, str | None]]) -> str:
-    """Return a list of names, each with its kind and its text. A list reads well on a phone, where a table does not."""
+    """Return a list of names, each with its kind and its text. A list reads well on a phone, where
+    a table does not.
+    """
     return "\n\n".join(
         f"`{name}`{f' <small>{kind}</small>' if kind else ''}\n:   {_one_line(text) or 'No text.'}"
         for name, kind, text in found
@@ -323,9 +383,14 @@ def write() -> None:
     """Write the tables into the pages."""
     for page in (Path(__file__).parents[1] / "reference").glob("*.md"):
         text = page.read_text(encoding="utf-8")
-        page.write_text(PART.sub(lambda found: found[1] + TABLES[found[2]]() + found[4], text), encoding="utf-8")
+        page.write_text(
+            PART.sub(lambda found: found[1] + TABLES[found[2]]() + found[4], text), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    write() if sys.argv[1:] == ["--write"] else print("\n\n".join(TABLES[name]() for name in sys.argv[1:] or TABLES))  # noqa: T201
+    if sys.argv[1:] == ["--write"]:
+        write()
+    else:
+        print("\n\n".join(TABLES[name]() for name in sys.argv[1:] or TABLES))  # noqa: T201

@@ -1,6 +1,7 @@
 """The common part of families of transformers, run through public methods of the model.
 
-A family adds what only it knows: its frames, the text around a step, and where a position has several components.
+A family adds what only it knows: its frames, the text around a step, and where a position has
+several components.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import check_image_arrays, make_image_processor
 from protokv.core.arrays import concat_rows
-from protokv.core.backbone import MOST_WORD_TOKENS, Backbone, BackboneIdentity, ChatTurn, PreparedStep
+from protokv.core.backbone import (
+    MOST_WORD_TOKENS,
+    Backbone,
+    BackboneIdentity,
+    ChatTurn,
+    PreparedStep,
+)
 from protokv.core.context import Context
 from protokv.core.decoder import LanguageDecoder
 from protokv.core.graphs import Graphs
@@ -36,31 +43,47 @@ from protokv.errors import ConfigError, ModelError, SourceUnreadable
 class TransformersBackbone(Backbone):
     """A model of transformers: its decoder, embeddings and head, found by its public methods.
 
-    A family overrides `make_frames` and `look`, and where it differs what stands beside them. Frames of one size are
-    prepared here, if `_frames` is an image processor and `_grid` is set.
+    A family overrides `make_frames` and `look`, and where it differs what stands beside them.
+    Frames of one size are prepared here, if `_frames` is an image processor and `_grid` is set.
     """
 
     position_components = 1
     frames_per_step = 1
-    # The chat template's placeholder for the video, and the frames a second of the family's examples.
+    # The chat template's placeholder for the video, and the frames a second of the family's
+    # examples.
     video_token: ClassVar[str] = "<video>"
     usual_fps: ClassVar[float] = 1.0
-    # Words of a step: what closes the video before them, the text, what opens the next one. By default a line of text.
+    # Words of a step: what closes the video before them, the text, what opens the next one. By
+    # default a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
     identify = staticmethod(loading.identify_model)
-    otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"  # if it is not as expected
+    # if it is not as expected
+    otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"
     _grid: tuple[int, int]
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: loading.Placement) -> Self:
-        """Load weights, tokenizer, chat template and preprocessing of a folder. Raises as `hold`."""
+        """Load weights, tokenizer, chat template and preprocessing of a folder. Raises as
+        `hold`.
+        """
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-        model = loading.load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
-        return cls.hold(model, path, *loading.load_tokenizer(path), cls.identify(path, name, config, placement))
+        model = loading.load_model(
+            MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement
+        )
+        return cls.hold(
+            model, path, *loading.load_tokenizer(path), cls.identify(path, name, config, placement)
+        )
 
     @classmethod
-    def hold(cls, model: Any, processor: Any, tokenizer: Any, template: str | None, identity: BackboneIdentity) -> Self:
+    def hold(
+        cls,
+        model: Any,
+        processor: Any,
+        tokenizer: Any,
+        template: str | None,
+        identity: BackboneIdentity,
+    ) -> Self:
         """Wrap a loaded model; `processor` is a processor of transformers, or the path of a folder.
 
         ModelError: the model, its chat template or its preprocessing is none of the family.
@@ -84,26 +107,40 @@ class TransformersBackbone(Backbone):
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
-        """Return what prepares frames, by what `read_video_processor` returned; by default frames of one size."""
+        """Return what prepares frames, by what `read_video_processor` returned; by default frames
+        of one size.
+        """
         return make_image_processor(raw)
 
     def __init__(
-        self, model: Any, tokenizer: Any, prompt: PromptTemplate, identity: BackboneIdentity, frames: Any = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        prompt: PromptTemplate,
+        identity: BackboneIdentity,
+        frames: Any = None,
     ) -> None:
         """Wrap a loaded model; `frames` are of `make_frames`.
 
         ModelError: the model has layers that no memory serves.
         """
-        self._model, self._decoder, self._frames = model, LanguageDecoder(model), frames
-        self._text, self._head = self._decoder.module, model.get_output_embeddings()
+        self._model = model
+        self._decoder = LanguageDecoder(model)
+        self._frames = frames
+        self._text = self._decoder.module
+        self._head = model.get_output_embeddings()
         self._embedding = model.get_input_embeddings()
         config = self._decoder.config
         self.default_fps = float(getattr(model.config, "protokv_fps", self.usual_fps))
         self.identity = identity
         self.max_position = getattr(config, "max_position_embeddings", None)
-        self.dtype = self._embedding.weight.dtype  # embeddings are not quantised in a quantised model
-        # Where every layer has an embedding of every token too, that of the model ends with the bits of the token's id.
-        self._id_size = 4 // self.dtype.itemsize if getattr(config, "hidden_size_per_layer_input", None) else 0
+        # embeddings are not quantised in a quantised model
+        self.dtype = self._embedding.weight.dtype
+        # Where every layer has an embedding of every token too, that of the model ends with the
+        # bits of the token's id.
+        self._id_size = (
+            4 // self.dtype.itemsize if getattr(config, "hidden_size_per_layer_input", None) else 0
+        )
         self._padding_id = getattr(config, "pad_token_id", None) or 0
         text = next(name for name, module in model.named_modules() if module is self._text)
         layers = [f"{text}.layers.{i}" for i in range(config.num_hidden_layers)]
@@ -118,12 +155,19 @@ class TransformersBackbone(Backbone):
         self.layers = len(own)
         self.kv_heads, self.head_size = self._read_heads(own[0])
         self.layer_devices = [others[i] for i in own] if others else None
-        why = "the model is spread over devices" if others else "its weights are quantized" * ("+" in identity.dtype)
+        why = (
+            "the model is spread over devices"
+            if others
+            else "its weights are quantized" * ("+" in identity.dtype)
+        )
         self.graphs: Graphs = Graphs(self.device, why)
         self.why_eager = why
-        self._tokenizer, self._prompt = tokenizer, prompt
+        self._tokenizer = tokenizer
+        self._prompt = prompt
         stop = model.generation_config.eos_token_id
-        self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
+        self.stop_ids = frozenset(
+            stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]
+        ) - {None}
         self.decoding = loading.read_generation_config(model.generation_config)
 
     def _read_heads(self, layer: int) -> tuple[int, int]:
@@ -135,7 +179,9 @@ class TransformersBackbone(Backbone):
 
     @cached_property
     def _layer_specs(self) -> tuple[TensorSpec, ...]:
-        """What layers hold that a memory does not serve: read off after a few tokens were forwarded."""
+        """What layers hold that a memory does not serve: read off after a few tokens were
+        forwarded.
+        """
         if set(self.layer_kinds) == {LayerKind.FULL}:
             return ()
         cache = StreamCache(self._decoder.config)
@@ -144,7 +190,9 @@ class TransformersBackbone(Backbone):
         return declare_layer_tensors(cache.tensors())
 
     def new_cache(self, held: Mapping[str, Tensor] | None = None) -> StreamCache:
-        """Return the layers of the model before the first token, or with what `TokenCache.tensors` returned."""
+        """Return the layers of the model before the first token, or with what `TokenCache.tensors`
+        returned.
+        """
         cache = StreamCache(self._decoder.config)
         if held is not None:
             check_tensor_shapes(held, self._layer_specs)
@@ -182,7 +230,9 @@ class TransformersBackbone(Backbone):
     def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
     ) -> tuple[list[int], Context, StreamClock]:
-        """Leave out what closes the video in front of a question, and what the words opened for another one."""
+        """Leave out what closes the video in front of a question, and what the words opened for
+        another one.
+        """
         closing, _, opening = self._words_parts("")
         if ids[: len(closing)] == closing:
             ids = ids[len(closing) :]
@@ -197,26 +247,36 @@ class TransformersBackbone(Backbone):
         return text
 
     def unknown_words(self, question: str) -> list[str]:
-        """Return the words that a word-level tokenizer does not know, once each; byte-level tokenizers know all."""
+        """Return the words that a word-level tokenizer does not know, once each; byte-level
+        tokenizers know all.
+        """
         unknown = self._tokenizer.unk_token_id
         if unknown is None:
             return []
         tokens = self._tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
         pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
-        return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
+        return list(
+            dict.fromkeys(
+                question[start:stop].lower() for token, (start, stop) in pairs if token == unknown
+            )
+        )
 
     def embed_token(self, token: Tensor) -> Tensor:
         """Return `[n, E]`."""
         embedding: Tensor = self._embedding(token)
         if not self._id_size:
             return embedding
-        return torch.cat((embedding, (token - self._padding_id).int()[:, None].view(embedding.dtype)), 1)
+        return torch.cat(
+            (embedding, (token - self._padding_id).int()[:, None].view(embedding.dtype)), 1
+        )
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's own angles, on the device of the positions."""
         return self._decoder.angles(positions)
 
-    def forward(self, embeddings: Tensor, positions: Tensor, cache: Any, *, steps: Sequence[StepTokens] = ()) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, positions: Tensor, cache: Any, *, steps: Sequence[StepTokens] = ()
+    ) -> Tensor:
         """Run `[T, E]` through the language model."""
         output = self._text(
             **self._inputs(embeddings),
@@ -242,35 +302,58 @@ class TransformersBackbone(Backbone):
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Prepare one frame, `[1, 3, height, width]`."""
-        return PreparedStep(self._process(images)["pixel_values"].flatten(0, -4).float(), self._grid)
+        return PreparedStep(
+            self._process(images)["pixel_values"].flatten(0, -4).float(), self._grid
+        )
 
     def _process(self, images: np.ndarray[Any, np.dtype[np.uint8]], **settings: Any) -> Any:
         """Return what the image processor makes of the frames of a step. Raises as `prepare`."""
         check_image_arrays(images, self.frames_per_step)
         try:
-            return self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt", **settings)
+            return self._frames(
+                images=list(images),
+                input_data_format="channels_last",
+                return_tensors="pt",
+                **settings,
+            )
         except ValueError as error:
-            raise SourceUnreadable(f"a frame of {images.shape[2]} x {images.shape[1]} pixels: {error}") from error
+            raise SourceUnreadable(
+                f"a frame of {images.shape[2]} x {images.shape[1]} pixels: {error}"
+            ) from error
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Return each step's visual tokens between its texts; steps do not see each other in the vision tower."""
+    def embed_steps(
+        self, steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
+        """Return each step's visual tokens between its texts; steps do not see each other in the
+        vision tower.
+        """
         return self._frame(self._run_tower(self.look, steps), steps, times_s)
 
-    def _run_tower(self, look: Callable[[Sequence[PreparedStep]], Any], steps: Sequence[PreparedStep]) -> Any:
+    def _run_tower(
+        self, look: Callable[[Sequence[PreparedStep]], Any], steps: Sequence[PreparedStep]
+    ) -> Any:
         """Return what `look` makes of some steps, by a graph where the tower can be captured."""
 
         def run(pixels: Tensor) -> Any:
             parts = torch.split(pixels, [len(step.pixels) for step in steps])
-            return look([replace(step, pixels=part) for step, part in zip(steps, parts, strict=True)])
+            return look(
+                [replace(step, pixels=part) for step, part in zip(steps, parts, strict=True)]
+            )
 
-        return self.graphs.run("vision tower", tuple(step.grid for step in steps), run, self._move_pixels(steps))
+        return self.graphs.run(
+            "vision tower", tuple(step.grid for step in steps), run, self._move_pixels(steps)
+        )
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
-        """Return what the vision tower makes of each step, `[V, E]`; by default of one picture each."""
+        """Return what the vision tower makes of each step, `[V, E]`; by default of one picture
+        each.
+        """
         return list(self._model.get_image_features(self._join_pixels(steps)).pooler_output)
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
-        """Return the texts before and after the visual tokens of a step, which belong to it; by default none."""
+        """Return the texts before and after the visual tokens of a step, which belong to it; by
+        default none.
+        """
         return "", ""
 
     def _frame(
@@ -292,7 +375,9 @@ class TransformersBackbone(Backbone):
         return found
 
     def _move_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
-        """Return the pixels of some steps on the device, one after the other, as they were prepared."""
+        """Return the pixels of some steps on the device, one after the other, as they were
+        prepared.
+        """
         return concat_rows([step.pixels.to(self.device, non_blocking=True) for step in steps])
 
     def _join_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
@@ -313,20 +398,33 @@ class TransformersBackbone(Backbone):
         ids = bits.contiguous().view(torch.int32)[:, 0] + self._padding_id
         # Bits of what is not finite must not be looked up.
         ids = ids.clamp(0, self._decoder.config.vocab_size_per_layer_input - 1)
-        return {"inputs_embeds": own[None], "per_layer_inputs": self._text.get_per_layer_inputs(ids[None])}
+        return {
+            "inputs_embeds": own[None],
+            "per_layer_inputs": self._text.get_per_layer_inputs(ids[None]),
+        }
 
     def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
-        """Return what a model takes of steps beside embeddings: masks of frames that see both ways, or DeepStack."""
+        """Return what a model takes of steps beside embeddings: masks of frames that see both ways,
+        or DeepStack.
+        """
         fed = [
-            pad(one.deepstack, (0, 0, one.visual.start, len(one) - one.visual.stop), value=-0.0)  # adds nothing to text
+            # adds nothing to text
+            pad(one.deepstack, (0, 0, one.visual.start, len(one) - one.visual.stop), value=-0.0)
             for one in steps
             if one.deepstack is not None and one.visual is not None
         ]
         if fed:
-            # For a mask the host would wait for the device. An index serves as well, of the only stream.
+            # For a mask the host would wait for the device. An index serves as well, of the only
+            # stream.
             only = torch.zeros(1, dtype=torch.int64, device=self.device)
-            return {"visual_pos_masks": only, "deepstack_visual_embeds": list(torch.cat(fed, 1)[:, None])}
-        if not steps or getattr(self._decoder.config, "use_bidirectional_attention", None) != "vision":
+            return {
+                "visual_pos_masks": only,
+                "deepstack_visual_embeds": list(torch.cat(fed, 1)[:, None]),
+            }
+        if (
+            not steps
+            or getattr(self._decoder.config, "use_bidirectional_attention", None) != "vision"
+        ):
             return {}
         # For each token which step it is visual in; -1 for text.
         numbers = torch.full((sum(map(len, steps)),), -1, device=self.device)

@@ -1,7 +1,8 @@
 """`PromptTemplate`: the model's own chat template, cut at the video.
 
-The prefix before the video is forwarded once and kept as the sink of every memory, the suffix after it carries the
-conversation. A control token in a text would end its turn early, so such a text is refused.
+The prefix before the video is forwarded once and kept as the sink of every memory, the suffix after
+it carries the conversation. A control token in a text would end its turn early, so such a text is
+refused.
 """
 
 from __future__ import annotations
@@ -28,26 +29,39 @@ class PromptTemplate:
         medium: Literal["video", "image", "text"] = "video",
         system: str | None = None,
     ) -> None:
-        """Render the template, None: that of the tokenizer, and cut it at its placeholder for the video.
+        """Render the template, None: that of the tokenizer, and cut it at its placeholder for the
+        video.
 
-        `medium` is what `video_token` stands for in the template; "text": it knows neither, so the placeholder is put
-        in front of the question. Without `system` the template puts there what it has.
+        `medium` is what `video_token` stands for in the template; "text": it knows neither, so the
+        placeholder is put in front of the question. Without `system` the template puts there what
+        it has.
 
         Raises:
             ModelError: the template does not show a video and then a question, or no system prompt.
             QuestionError: the system prompt is empty, too long, or spells a control token.
         """
-        self._tokenizer, self._video_token, self._template = tokenizer, video_token, template
-        self._medium, self._system = medium, system
+        self._tokenizer = tokenizer
+        self._video_token = video_token
+        self._template = template
+        self._medium = medium
+        self._system = system
         if not (template or tokenizer.chat_template):
-            hint = "use the instruction-tuned variant of the model, or copy its chat_template.jinja to its folder"
-            raise ModelError("there is no chat template, so no question can be put to the model", hint=hint)
-        # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image placeholders.
+            hint = (
+                "use the instruction-tuned variant of the model, or copy its chat_template.jinja "
+                "to its folder"
+            )
+            raise ModelError(
+                "there is no chat template, so no question can be put to the model", hint=hint
+            )
+        # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image
+        # placeholders.
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._control = sorted({*tokenizer.all_special_tokens, *added})
         self.control_ids = frozenset(tokenizer.convert_tokens_to_ids(self._control))
         if system is not None:
-            refuse_control_tokens(check_question_text(system, "the system prompt"), self._control, "the system prompt")
+            refuse_control_tokens(
+                check_question_text(system, "the system prompt"), self._control, "the system prompt"
+            )
         before, video, after = self._render(_QUESTION, ())
         if not video or _QUESTION not in after:
             why = f"the chat template shows no {video_token} followed by the question"
@@ -73,10 +87,16 @@ class PromptTemplate:
         return ids
 
     def _render(self, question: str, turns: Sequence[ChatTurn]) -> tuple[str, str, str]:
-        """Return the conversation as text: before the video, its placeholder if there is one, and after it."""
+        """Return the conversation as text: before the video, its placeholder if there is one, and
+        after it.
+        """
         earlier = [] if self._system is None else [("system", self._system)]
-        earlier += [pair for turn in turns for pair in zip(("user", "assistant"), turn, strict=True)]
-        messages = [self._message(role, text.strip()) for role, text in (*earlier, ("user", question))]
+        earlier += [
+            pair for turn in turns for pair in zip(("user", "assistant"), turn, strict=True)
+        ]
+        messages = [
+            self._message(role, text.strip()) for role, text in (*earlier, ("user", question))
+        ]
         first = next(message for message in messages if message["role"] == "user")
         if self._medium == "text":
             first["content"] = f"{self._video_token}\n{first['content']}"
@@ -88,7 +108,10 @@ class PromptTemplate:
         return text.partition(self._video_token)
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
-        return {"role": role, "content": text if self._medium == "text" else [{"type": "text", "text": text}]}
+        return {
+            "role": role,
+            "content": text if self._medium == "text" else [{"type": "text", "text": text}],
+        }
 
 
 def refuse_control_tokens(text: str, control: Iterable[str], where: str = "the question") -> None:

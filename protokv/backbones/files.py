@@ -1,7 +1,9 @@
-"""The files of a model: those of a package, a folder, the local cache of the hub, or the hub. Needs no torch.
+"""The files of a model: those of a package, a folder, the local cache of the hub, or the hub. Needs
+no torch.
 
-The digest of the weights covers each file's header, its size and evenly spaced samples, because reading all weights of
-a large model takes longer than loading a state. A hub that does not answer soon counts as out of reach.
+The digest of the weights covers each file's header, its size and evenly spaced samples, because
+reading all weights of a large model takes longer than loading a state. A hub that does not answer
+soon counts as out of reach.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from protokv.machine import is_out_of_memory
 BACKBONE_ENTRY_POINTS: Final = "protokv.backbones"
 """The group by which an installed package registers `NAME = "MODULE:CLASS"`.
 
-A name with a slash is a model that the package brings (`loading.PackagedModel`). Any other is a family, that is
-the `model_type` of a config, and a `Backbone`.
+A name with a slash is a model that the package brings (`loading.PackagedModel`). Any other is a
+family, that is the `model_type` of a config, and a `Backbone`.
 """
 
 _WEIGHTS: Final = "model.safetensors"
@@ -32,26 +34,34 @@ _INDEX: Final = "model.safetensors.index.json"
 _SAMPLE_BYTES: Final = 1 << 16
 _SAMPLES: Final = 16
 # Fields of a config that do not change the model's arithmetic.
-_VOLATILE: Final = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"})
+_VOLATILE: Final = frozenset(
+    {"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"}
+)
 _HEADER_BYTES: Final = 100_000_000  # the longest header that the safetensors library reads
 
 
 def read_model_file(path: str, filename: str) -> dict[str, Any]:
-    """Read a JSON file of a model folder; return an empty dictionary if there is none. ModelError: it is not JSON."""
+    """Read a JSON file of a model folder; return an empty dictionary if there is none. ModelError:
+    it is not JSON.
+    """
     file = Path(path) / filename
     if not file.is_file():
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}", hint="download the model again") from error
+        raise ModelError(
+            f"{file} is not valid JSON: {error}", hint="download the model again"
+        ) from error
     return content if isinstance(content, dict) else {}
 
 
 def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
-    """Read the settings of the video processor of a processor, or of a folder, whose files are read as by transformers.
+    """Read the settings of the video processor of a processor, or of a folder, whose files are read
+    as by transformers.
 
-    Returned are those that are not null, and whether they are for video; those for still images stand in for them.
+    Returned are those that are not null, and whether they are for video; those for still images
+    stand in for them.
     """
     if isinstance(held, str):
         nested = read_model_file(held, "processor_config.json").get("video_processor") or {}
@@ -60,8 +70,11 @@ def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
     else:
         image: Any = getattr(held, "image_processor", None)
         of_video = getattr(held, "video_processor", None)
-        # In a video processor, transformers overwrites the size of frames that SmolVLM's files have in this field.
-        raw = (of_video or image).to_dict() | {"video_sampling": getattr(image, "video_sampling", None)}
+        # In a video processor, transformers overwrites the size of frames that SmolVLM's files have
+        # in this field.
+        raw = (of_video or image).to_dict() | {
+            "video_sampling": getattr(image, "video_sampling", None)
+        }
     return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
 
 
@@ -70,7 +83,9 @@ def list_weight_files(path: str) -> list[Path]:
     folder = Path(path)
     if (folder / _WEIGHTS).is_file() or not (folder / _INDEX).is_file():
         return [folder / _WEIGHTS]
-    return [folder / name for name in sorted(set(read_model_file(path, _INDEX)["weight_map"].values()))]
+    return [
+        folder / name for name in sorted(set(read_model_file(path, _INDEX)["weight_map"].values()))
+    ]
 
 
 def digest_weights(path: str) -> str:
@@ -84,19 +99,27 @@ def digest_weights(path: str) -> str:
             header = int.from_bytes(stream.read(8), "little")
             digest.update(stream.read(min(header, size, _HEADER_BYTES)))
             for i in range(_SAMPLES):
-                stream.seek((size - _SAMPLE_BYTES) * i // (_SAMPLES - 1) if size > _SAMPLE_BYTES else 0)
+                stream.seek(
+                    (size - _SAMPLE_BYTES) * i // (_SAMPLES - 1) if size > _SAMPLE_BYTES else 0
+                )
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 
 
 def hash_config(config: dict[str, Any]) -> str:
-    """Return sha256 of a model's configuration without the fields that do not change its arithmetic."""
-    return hashlib.sha256(json.dumps(_without_volatile(config), sort_keys=True).encode()).hexdigest()
+    """Return sha256 of a model's configuration without the fields that do not change its
+    arithmetic.
+    """
+    return hashlib.sha256(
+        json.dumps(_without_volatile(config), sort_keys=True).encode()
+    ).hexdigest()
 
 
 def _without_volatile(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_volatile(inner) for key, inner in value.items() if key not in _VOLATILE}
+        return {
+            key: _without_volatile(inner) for key, inner in value.items() if key not in _VOLATILE
+        }
     return [_without_volatile(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -106,27 +129,40 @@ def _without_volatile(value: Any) -> Any:
 @cache
 def find_packaged_models() -> dict[str, EntryPoint]:
     """Return the entry point of every model that an installed package brings, by its name."""
-    return {point.name: point for point in entry_points(group=BACKBONE_ENTRY_POINTS) if "/" in point.name}
+    return {
+        point.name: point
+        for point in entry_points(group=BACKBONE_ENTRY_POINTS)
+        if "/" in point.name
+    }
 
 
 @cache
 def find_model_families() -> dict[str, EntryPoint]:
-    """Return the entry point of every family that an installed package adds, by its `model_type`."""
-    return {point.name: point for point in entry_points(group=BACKBONE_ENTRY_POINTS) if "/" not in point.name}
+    """Return the entry point of every family that an installed package adds, by its
+    `model_type`.
+    """
+    return {
+        point.name: point
+        for point in entry_points(group=BACKBONE_ENTRY_POINTS)
+        if "/" not in point.name
+    }
 
 
 # The hub
 
 # The files of a model besides its weights. No code, and no weights in other formats.
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
-_PATIENCE_S = 3.0  # seconds to wait for the hub; its own client waits 10 s a request, and tries five times
+# seconds to wait for the hub; its own client waits 10 s a request, and tries five times
+_PATIENCE_S = 3.0
 
 
 def download_model(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
-    """Return the folder of a hub model in the local cache; download the files that are missing there.
+    """Return the folder of a hub model in the local cache; download the files that are missing
+    there.
 
-    `check` is called with the folder of the small files before weights are downloaded, and raises to refuse the model;
-    `revision` is a branch, tag or commit. Raises the hub's errors, which `translate_model_errors` explains.
+    `check` is called with the folder of the small files before weights are downloaded, and raises
+    to refuse the model; `revision` is a branch, tag or commit. Raises the hub's errors, which
+    `translate_model_errors` explains.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -136,7 +172,9 @@ def download_model(name: str, check: Callable[[Path], None], revision: str | Non
     offline = not is_on_hub(name, revision)
 
     def bring(patterns: list[str]) -> Path:
-        found = snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline)
+        found = snapshot_download(
+            name, revision=revision, allow_patterns=patterns, local_files_only=offline
+        )
         return Path(str(found))
 
     folder = bring(list(_SMALL))
@@ -145,7 +183,9 @@ def download_model(name: str, check: Callable[[Path], None], revision: str | Non
 
 
 def is_on_hub(name: str, revision: str | None) -> bool:
-    """Return whether the hub answers for this model; if not, it is in the cache. Raises as `download_model`."""
+    """Return whether the hub answers for this model; if not, it is in the cache. Raises as
+    `download_model`.
+    """
     from huggingface_hub import HfApi, errors
 
     try:
@@ -160,7 +200,9 @@ def is_on_hub(name: str, revision: str | None) -> bool:
 
 
 def find_cached_model(name: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a hub model in the local cache; None if it is not there. Opens no connection."""
+    """Return the folder of a hub model in the local cache; None if it is not there. Opens no
+    connection.
+    """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -184,11 +226,15 @@ def measure_cached_models() -> dict[str, int]:
 
 @contextmanager
 def translate_model_errors(name: str) -> Iterator[None]:
-    """Turn errors of transformers, safetensors, the hub and torch into one clear line each, a ModelError."""
+    """Turn errors of transformers, safetensors, the hub and torch into one clear line each, a
+    ModelError.
+    """
     try:
         yield
     except ModelError as error:
-        raise type(error)(f"cannot load the model {name}: {error.message}", hint=error.hint) from error
+        raise type(error)(
+            f"cannot load the model {name}: {error.message}", hint=error.hint
+        ) from error
     except ProtoKVError:
         raise
     except Exception as error:  # a damaged folder may raise any error in transformers
@@ -204,7 +250,11 @@ def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
         hint = "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model"
         return ModelError, "it does not fit into memory", hint
     if isinstance(error, hub.GatedRepoError):
-        return ModelError, "access to it is restricted", "ask for access on its page, then run: hf auth login"
+        return (
+            ModelError,
+            "access to it is restricted",
+            "ask for access on its page, then run: hf auth login",
+        )
     if isinstance(error, hub.RevisionNotFoundError):
         return ModelError, "it has no such revision", "name a branch, a tag or a commit of it"
     similar = did_you_mean(name, [*find_packaged_models(), *(model.name for model in KNOWN_MODELS)])
@@ -219,4 +269,8 @@ def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
         return ModelError, "it is neither a folder nor a name on the hub", hint
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     mend = "check the name or folder, and download the model again if its files are damaged"
-    return ModelError, line, "install the package that it names" if isinstance(error, ImportError) else mend
+    return (
+        ModelError,
+        line,
+        "install the package that it names" if isinstance(error, ImportError) else mend,
+    )

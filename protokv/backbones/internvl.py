@@ -1,9 +1,11 @@
-"""InternVL 3 and 3.5 (transformers' layout, `-hf`) as backbones: one numbered frame a step, RoPE, Qwen2 or Qwen3.
+"""InternVL 3 and 3.5 (transformers' layout, `-hf`) as backbones: one numbered frame a step, RoPE,
+Qwen2 or Qwen3.
 
-A step has the form of transformers' processor for one frame of a video: a line `Frame8: <img>...</img>`. This text
-belongs to the step, as in Qwen3-VL. Frames are squares of one size (448 pixels and 256 visual tokens in the published
-models), without the tiles that still images are cut into. The processor counts the frames of a video. Here the number
-is the stream time in frames of the default rate, from 1; at another rate, or after a gap, it still tells the time.
+A step has the form of transformers' processor for one frame of a video: a line `Frame8:
+<img>...</img>`. This text belongs to the step, as in Qwen3-VL. Frames are squares of one size (448
+pixels and 256 visual tokens in the published models), without the tiles that still images are cut
+into. The processor counts the frames of a video. Here the number is the stream time in frames of
+the default rate, from 1; at another rate, or after a gap, it still tells the time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ class InternVL(TransformersBackbone):
     def __init__(self, model: Any, tokenizer: Any, *parts: Any) -> None:
         """Wrap a loaded `InternVLForConditionalGeneration`."""
         super().__init__(model, tokenizer, *parts)
-        (side, _), (patch, _) = model.config.vision_config.image_size, model.config.vision_config.patch_size
+        (side, _), (patch, _) = (
+            model.config.vision_config.image_size,
+            model.config.vision_config.patch_size,
+        )
         tokens = int(side // patch * model.config.downsample_ratio) ** 2
         self._opening = getattr(tokenizer, "start_image_token", "<img>")
         self._closing = getattr(tokenizer, "end_image_token", "</img>")

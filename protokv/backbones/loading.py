@@ -1,7 +1,8 @@
-"""Load a model of transformers: device and dtype (`Placement`), weights, tokenizer, identity. Knows no family.
+"""Load a model of transformers: device and dtype (`Placement`), weights, tokenizer, identity. Knows
+no family.
 
-Only safetensors weights are read, no code of a checkpoint is run, and a checkpoint without some of the model's tensors
-is refused: transformers would fill in random weights and warn.
+Only safetensors weights are read, no code of a checkpoint is run, and a checkpoint without some of
+the model's tensors is refused: transformers would fill in random weights and warn.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _DEVICE_MAPS: Final = ("auto", "balanced")
 MODEL_ATTENTION: Final = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
 _QUANTIZATIONS: Final = ("4bit", "8bit")
 # What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
-_ROWS, _BLOCK = 32, 64
+_ROWS = 32
+_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class Placement:
 
     @property
     def dtype_name(self) -> str:
-        """Return the name in a state: `bfloat16`, or `bfloat16+4bit`: quantised weights give other keys and values."""
+        """Return the name in a state: `bfloat16`, or `bfloat16+4bit`: quantised weights give other
+        keys and values.
+        """
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}+{self.quantization}" if self.quantization else name
 
@@ -63,14 +67,25 @@ class PlacementOptions:
 
     @classmethod
     def parse(
-        cls, device: str = "auto", dtype: str = "auto", device_map: str | None = None, quantization: str | None = None
+        cls,
+        device: str = "auto",
+        dtype: str = "auto",
+        device_map: str | None = None,
+        quantization: str | None = None,
     ) -> PlacementOptions:
-        """Check the names. ConfigError: one of them does not exist here, or two contradict each other."""
+        """Check the names. ConfigError: one of them does not exist here, or two contradict each
+        other.
+        """
         plain, plus, in_dtype = dtype.partition("+")
         if plus and (plain == "auto" or quantization not in (None, in_dtype)):
-            raise ConfigError(f"dtype {dtype} and quantization {quantization} contradict each other")
+            raise ConfigError(
+                f"dtype {dtype} and quantization {quantization} contradict each other"
+            )
         if device_map is not None and device != "auto":
-            raise ConfigError(f"device map {device_map} and device {device} both choose devices", hint="leave one out")
+            raise ConfigError(
+                f"device map {device_map} and device {device} both choose devices",
+                hint="leave one out",
+            )
         quantization = in_dtype or quantization
         for what, value, known in (
             ("dtype", plain, _WEIGHT_DTYPES),
@@ -82,7 +97,9 @@ class PlacementOptions:
         return cls(_find_device(device), plain, device_map, quantization)
 
     def placement(self, own_dtype: torch.dtype | None) -> Placement:
-        """Return the placement of a model whose checkpoint has `own_dtype`; None: it does not say."""
+        """Return the placement of a model whose checkpoint has `own_dtype`; None: it does not
+        say.
+        """
         if self.dtype != "auto":
             dtype = getattr(torch, self.dtype)
         elif self.device.type != "cpu":
@@ -94,7 +111,9 @@ class PlacementOptions:
 
 
 class PackagedModel(ABC):
-    """What a backbone adds whose files lie in an installed package; see `files.BACKBONE_ENTRY_POINTS`."""
+    """What a backbone adds whose files lie in an installed package; see
+    `files.BACKBONE_ENTRY_POINTS`.
+    """
 
     @classmethod
     @abstractmethod
@@ -114,17 +133,26 @@ def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"there is no device {name!r}", hint="use auto, cpu, cuda, cuda:N or mps") from error
-    if (device.index or 0) >= {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(mps)}.get(device.type, 0):
-        raise ConfigError(f"device {name} is not available on this machine", hint="use --device auto or cpu")
+        raise ConfigError(
+            f"there is no device {name!r}", hint="use auto, cpu, cuda, cuda:N or mps"
+        ) from error
+    if (device.index or 0) >= {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(mps)}.get(
+        device.type, 0
+    ):
+        raise ConfigError(
+            f"device {name} is not available on this machine", hint="use --device auto or cpu"
+        )
     return device
 
 
-def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = MODEL_ATTENTION) -> Any:
+def load_model(
+    kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = MODEL_ATTENTION
+) -> Any:
     """Load a model of transformers class `kind` for inference; `attention` is by part, or of all.
 
-    ModelError: some of the model's tensors are in no file. MemoryError: this machine holds less. OSError,
-    SafetensorError, ImportError: a file is missing or damaged, or a package that the placement needs.
+    ModelError: some of the model's tensors are in no file. MemoryError: this machine holds less.
+    OSError, SafetensorError, ImportError: a file is missing or damaged, or a package that the
+    placement needs.
     """
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
     _check_memory(path, config.dtype or torch.float32, placement)
@@ -133,7 +161,9 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
         # Weights on this device take no memory.
         with torch.device("meta"):
             outline = kind(config)
-        settings["quantization_config"] = _quantization_config(placement, _list_unquantized(outline))
+        settings["quantization_config"] = _quantization_config(
+            placement, _list_unquantized(outline)
+        )
     if placement.device_map is not None or placement.quantization is not None:
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
@@ -146,8 +176,14 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
         **settings,
     )
     if missing := sorted(info["missing_keys"]):
-        why = f"the weights of {path} lack {len(missing)} of the model's tensors, first of all {missing[0]}"
-        hint = "download the model again; a checkpoint of another architecture needs its own config.json"
+        why = (
+            f"the weights of {path} lack {len(missing)} of the model's tensors, first of all "
+            f"{missing[0]}"
+        )
+        hint = (
+            "download the model again; a checkpoint of another architecture needs its own "
+            "config.json"
+        )
         raise ModelError(why, hint=hint)
     # A checkpoint may be quantised already; transformers has placed such a model.
     if not settings and getattr(model, "hf_quantizer", None) is None:
@@ -159,20 +195,29 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
 
 @torch.no_grad()
 def use_fast_kernels(model: Any) -> None:
-    """Let a model in half precision run fewer and faster kernels on a device; results differ by rounding alone.
+    """Let a model in half precision run fewer and faster kernels on a device; results differ by
+    rounding alone.
 
-    A norm of the usual form is one kernel of torch in place of eight. Hidden features of MLPs are filled up with zeros
-    to a multiple of 8: products of other sizes, as 3,420 in the tower of Qwen2.5-VL, take a slower kernel.
+    A norm of the usual form is one kernel of torch in place of eight. Hidden features of MLPs are
+    filled up with zeros to a multiple of 8: products of other sizes, as 3,420 in the tower of
+    Qwen2.5-VL, take a slower kernel.
     """
     for module in model.modules():
-        weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        weight = getattr(module, "weight", None)
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if type(module).__name__.endswith("RMSNorm") and weight is not None and eps is not None:
-            fused = partial(functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps)
+            fused = partial(
+                functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps
+            )
             some = torch.linspace(-2, 3, len(weight)).to(weight)
             if torch.allclose(module(some), fused(some), rtol=0.02, atol=1e-3):
                 module.forward = fused
-        inner: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-        if all(isinstance(layer, torch.nn.Linear) for layer in inner) and (more := -inner[2].in_features % 8):
+        inner: list[Any] = [
+            getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")
+        ]
+        if all(isinstance(layer, torch.nn.Linear) for layer in inner) and (
+            more := -inner[2].in_features % 8
+        ):
             inner[2].weight.data = functional.pad(inner[2].weight, (0, more))
             for layer in inner[:2]:
                 layer.weight.data = functional.pad(layer.weight, (0, 0, 0, more))
@@ -190,7 +235,8 @@ def quiet_transformers() -> Iterator[None]:
     gc.disable()
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -204,10 +250,11 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _list_unquantized(model: Any) -> list[str]:
-    """Return the names of the linear layers that quantisation leaves alone, on any machine: a state may move.
+    """Return the names of the linear layers that quantisation leaves alone, on any machine: a state
+    may move.
 
-    They are all those outside of the language model, such as the vision tower and the head, and those in it whose sizes
-    bitsandbytes cannot pack on a processor with AVX512-BF16.
+    They are all those outside of the language model, such as the vision tower and the head, and
+    those in it whose sizes bitsandbytes cannot pack on a processor with AVX512-BF16.
     """
     text = set(model.get_decoder().modules())
     return [
@@ -219,7 +266,9 @@ def _list_unquantized(model: Any) -> list[str]:
 
 
 def _check_memory(path: str, saved: torch.dtype, placement: Placement) -> None:
-    """Refuse more weights than the main memory holds; the system would end the process. MemoryError."""
+    """Refuse more weights than the main memory holds; the system would end the process.
+    MemoryError.
+    """
     available = measure_machine_memory()
     if placement != Placement(placement.dtype, torch.device("cpu")) or available is None:
         return
@@ -234,26 +283,39 @@ def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
     # bitsandbytes logs a line for every layer of a step.
     getLogger("bitsandbytes").setLevel(ERROR)
     settings = {f"load_in_{placement.quantization}": True, "llm_int8_skip_modules": skipped}
-    return BitsAndBytesConfig(bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=placement.dtype, **settings)
+    return BitsAndBytesConfig(
+        bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=placement.dtype, **settings
+    )
 
 
 def load_tokenizer(path: str) -> tuple[Any, str | None]:
-    """Load the tokenizer and the chat template of a model, None: its tokenizer has it. ModelError: no tokenizer."""
+    """Load the tokenizer and the chat template of a model, None: its tokenizer has it. ModelError:
+    no tokenizer.
+    """
     from transformers import AutoTokenizer
 
     # transformers makes an empty tokenizer of nothing.
-    if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
-        raise ModelError(f"there is no tokenizer in {path}", hint="copy the tokenizer files of the model there")
+    if not any(
+        (Path(path) / name).is_file()
+        for name in ("tokenizer.json", "vocab.json", "tokenizer.model")
+    ):
+        raise ModelError(
+            f"there is no tokenizer in {path}", hint="copy the tokenizer files of the model there"
+        )
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     # It does not read the older file by itself, and may carry the template of a text-only model.
     newer = (Path(path) / "chat_template.jinja").is_file()
-    return tokenizer, None if newer else read_model_file(path, "chat_template.json").get("chat_template")
+    return tokenizer, None if newer else read_model_file(path, "chat_template.json").get(
+        "chat_template"
+    )
 
 
 def read_generation_config(config: Any) -> Decoding:
-    """Return how a model was published to answer, by transformers' `GenerationConfig`. ModelError: it makes no sense.
+    """Return how a model was published to answer, by transformers' `GenerationConfig`. ModelError:
+    it makes no sense.
 
-    What it does not say is not done: `generate` itself would draw from 50 tokens where no `top_k` is given.
+    What it does not say is not done: `generate` itself would draw from 50 tokens where no `top_k`
+    is given.
     """
     draws = config.do_sample and config.top_k != 1
     names = ("max_new_tokens", "repetition_penalty", *(("top_k", "top_p") if draws else ()))
@@ -261,10 +323,14 @@ def read_generation_config(config: Any) -> Decoding:
     if draws:
         found["temperature"] = 1.0 if config.temperature is None else config.temperature
     try:
-        found["max_new_tokens"] = min(found.get("max_new_tokens", Decoding().max_new_tokens), MOST_NEW_TOKENS)
+        found["max_new_tokens"] = min(
+            found.get("max_new_tokens", Decoding().max_new_tokens), MOST_NEW_TOKENS
+        )
         return Decoding(**found)
     except (ConfigError, TypeError) as error:
-        raise ModelError(f"its generation_config.json makes no sense: {error}", hint="correct or remove it") from error
+        raise ModelError(
+            f"its generation_config.json makes no sense: {error}", hint="correct or remove it"
+        ) from error
 
 
 def digest_model_parameters(model: Any) -> str:
@@ -279,7 +345,9 @@ def digest_model_parameters(model: Any) -> str:
 def identify_model(
     path: str, name: str, config: Any, placement: Placement, digest: str | None = None
 ) -> BackboneIdentity:
-    """Identify the model in the folder `path`, called `name`; `digest`: of its weights, None: that of its files."""
+    """Identify the model in the folder `path`, called `name`; `digest`: of its weights, None: that
+    of its files.
+    """
     folder = Path(path)
     return BackboneIdentity(
         name=name,
@@ -293,7 +361,9 @@ def identify_model(
 
 
 def find_module_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
-    """Find where a spread model computes some modules, offloaded ones on its first device; None: it is on one."""
+    """Find where a spread model computes some modules, offloaded ones on its first device; None: it
+    is on one.
+    """
     placed: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
     if len(set(placed.values())) < 2 and "disk" not in placed.values():
         return None
@@ -302,6 +372,10 @@ def find_module_devices(model: Any, modules: Sequence[str]) -> list[torch.device
     for one in modules:
         around = [key for key in placed if not key or f"{one}.".startswith(f"{key}.")]
         # A map may divide a layer; its attention comes first.
-        holder = max(around, key=len) if around else next(key for key in placed if key.startswith(f"{one}."))
+        holder = (
+            max(around, key=len)
+            if around
+            else next(key for key in placed if key.startswith(f"{one}."))
+        )
         devices.append(torch.device(main if placed[holder] in ("cpu", "disk") else placed[holder]))
     return devices

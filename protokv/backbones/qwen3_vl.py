@@ -1,18 +1,23 @@
-"""Qwen3-VL and Qwen3.5 as backbones: a step begins with its time as text, and may feed the first layers.
+"""Qwen3-VL and Qwen3.5 as backbones: a step begins with its time as text, and may feed the first
+layers.
 
-A step has the form of transformers' processor for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`,
-with the mean time of its frames. This text belongs to the step: a memory holds it like the rest. Positions are those of
-`get_rope_index`: text advances all components, visual tokens stand at the next position plus their row and column, and
-later tokens after the highest of these. DeepStack's features are added to the visual tokens after each of the first
-layers while their own step is forwarded, and to no other token, so a stream equals the whole video. The chat template
-puts a pair of vision tokens around the video: it ends the prefix and begins the suffix.
+A step has the form of transformers' processor for one temporal patch: `<0.2
+seconds><|vision_start|>...<|vision_end|>`, with the mean time of its frames. This text belongs to
+the step: a memory holds it like the rest. Positions are those of `get_rope_index`: text advances
+all components, visual tokens stand at the next position plus their row and column, and later tokens
+after the highest of these. DeepStack's features are added to the visual tokens after each of the
+first layers while their own step is forwarded, and to no other token, so a stream equals the whole
+video. The chat template puts a pair of vision tokens around the video: it ends the prefix and
+begins the suffix.
 
-The processor bounds the pixels of all frames of a video together, which a stream cannot (`pixels` says which limits it
-has instead): with the published files, a video has smaller frames in transformers from the 33rd full frame on.
+The processor bounds the pixels of all frames of a video together, which a stream cannot (`pixels`
+says which limits it has instead): with the published files, a video has smaller frames in
+transformers from the 33rd full frame on.
 
-In Qwen3.5, without DeepStack, three of four layers are gated delta nets, linear attention with a recurrent state and a
-short convolution; transformers' own code runs them on the states of `core.layers`. The others have full attention with
-gated outputs, rotate a part of each key by interleaved M-RoPE, and serve a memory.
+In Qwen3.5, without DeepStack, three of four layers are gated delta nets, linear attention with a
+recurrent state and a short convolution; transformers' own code runs them on the states of
+`core.layers`. The others have full attention with gated outputs, rotate a part of each key by
+interleaved M-RoPE, and serve a memory.
 """
 
 from __future__ import annotations
@@ -43,19 +48,32 @@ class Qwen3VL(QwenVL):
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> PreprocessorConfig:
-        """Read how a folder prepares video frames: its limits for a video of one step, and those of a frame."""
-        pixels = PreprocessorConfig.from_files(_PIXELS | {key: value for key, value in raw.items() if key != "size"})
+        """Read how a folder prepares video frames: its limits for a video of one step, and those of
+        a frame.
+        """
+        pixels = PreprocessorConfig.from_files(
+            _PIXELS | {key: value for key, value in raw.items() if key != "size"}
+        )
         total = _TOTAL_PIXELS | (raw.get("size") or {} if of_video else {})
-        frames, token = pixels.temporal_patch_size, pixels.token_side**2
-        most = min(raw.get("max_video_tokens", MOST_FRAME_TOKENS) * token, total["longest_edge"] // frames)
-        return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most).for_video()
+        frames = pixels.temporal_patch_size
+        token = pixels.token_side**2
+        most = min(
+            raw.get("max_video_tokens", MOST_FRAME_TOKENS) * token, total["longest_edge"] // frames
+        )
+        return replace(
+            pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most
+        ).for_video()
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the time of a step, and vision tokens."""
         return f"<{time_s:.1f} seconds><|vision_start|>", "<|vision_end|>"
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Return each step's visual tokens between its texts, and its features for the first layers."""
+    def embed_steps(
+        self, steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
+        """Return each step's visual tokens between its texts, and its features for the first
+        layers.
+        """
         output = self._run_tower(self._run_vision, steps)
         tokens = self._frame(output.pooler_output, steps, times_s)
         fed = getattr(output, "deepstack_features", None)
@@ -67,16 +85,25 @@ class Qwen3VL(QwenVL):
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """Return one position per text token; visual tokens stand at the next position plus (0, row, column)."""
+        """Return one position per text token; visual tokens stand at the next position plus (0,
+        row, column).
+        """
         assert tokens.visual is not None
-        before, after = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
+        before = tokens.visual.start
+        after = len(tokens.embeddings) - tokens.visual.stop
         seen = start + before + make_grid_positions(tokens.grid, 0, self.device)
         end = start + before + max(tokens.grid)
-        places = torch.cat((self.text_positions(start, before), seen, self.text_positions(end, after)))
+        places = torch.cat(
+            (self.text_positions(start, before), seen, self.text_positions(end, after))
+        )
         rows, columns = tokens.grid
         last = end + after - 1 if after else start + before - 1
-        return StepPositions(places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1)))
+        return StepPositions(
+            places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1))
+        )
 
-    def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
+    def time_within(
+        self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock
+    ) -> Tensor:
         """Return times in proportion: every token of a step advances all components."""
         return Backbone.time_within(self, passed, positions, seconds, clock)

@@ -1,8 +1,9 @@
-"""Qwen2-VL and Qwen2.5-VL as backbones: M-RoPE positions, temporal patches of two frames, PIL preprocessing.
+"""Qwen2-VL and Qwen2.5-VL as backbones: M-RoPE positions, temporal patches of two frames, PIL
+preprocessing.
 
-The vision tower, shared by later Qwen-VL families, takes flat patches and encodes each temporal patch by itself.
-Positions are always passed explicitly: transformers' own index starts the text after a video inside the video's time
-span.
+The vision tower, shared by later Qwen-VL families, takes flat patches and encodes each temporal
+patch by itself. Positions are always passed explicitly: transformers' own index starts the text
+after a video inside the video's time span.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class QwenVL(GridBackbone, TransformersBackbone):
     position_components = 3
     video_token = "<|video_pad|>"
     usual_fps = 2.0
-    # The whole video stands between two control tokens, so words close it and what follows opens another.
+    # The whole video stands between two control tokens, so words close it and what follows opens
+    # another.
     words_form: ClassVar[tuple[str, str, str]] = ("<|vision_end|>", "{}\n", "<|vision_start|>")
 
     def __init__(self, model: Any, *parts: Any) -> None:
@@ -37,21 +39,29 @@ class QwenVL(GridBackbone, TransformersBackbone):
         self.frames_per_step = self._pixels.temporal_patch_size
         self.settings = self._pixels.settings(self.default_fps)
         # Qwen2-VL has one position per temporal patch, Qwen2.5-VL positions per second.
-        self._tokens_per_second: float | None = getattr(model.config.vision_config, "tokens_per_second", None)
+        self._tokens_per_second: float | None = getattr(
+            model.config.vision_config, "tokens_per_second", None
+        )
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> PreprocessorConfig:
-        """Read how a folder prepares video frames; files for video repeat the limits of still images."""
+        """Read how a folder prepares video frames; files for video repeat the limits of still
+        images.
+        """
         return PreprocessorConfig.from_files(raw).for_video()
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
-        """Run temporal patches through the vision tower; it attends within each alone, so this is exact."""
+        """Run temporal patches through the vision tower; it attends within each alone, so this is
+        exact.
+        """
         found: Sequence[Tensor] = self._run_vision(steps).pooler_output
         return found
 
     def _run_vision(self, steps: Sequence[PreparedStep]) -> Any:
         """Return the output of the vision tower for some steps in order."""
-        merge, grids, tower = self._pixels.merge_size, tuple(step.grid for step in steps), self._model.model.visual
+        merge = self._pixels.merge_size
+        grids = tuple(step.grid for step in steps)
+        tower = self._model.model.visual
         in_parts = supports_varlen(tower, self.device, self.dtype)
         if grids not in self._told:
             sizes = torch.tensor([[1, rows * merge, columns * merge] for rows, columns in grids])

@@ -1,6 +1,8 @@
-"""Load or identify a vision-language model by name or folder: the families, and which one serves a model.
+"""Load or identify a vision-language model by name or folder: the families, and which one serves a
+model.
 
-transformers is imported only for a model that needs it. `files` finds and checks the files, `loading` reads them.
+transformers is imported only for a model that needs it. `files` finds and checks the files,
+`loading` reads them.
 """
 
 from __future__ import annotations
@@ -41,10 +43,13 @@ _OWN: Final = {
     "internvl": "internvl:InternVL",
 }
 MODEL_FAMILIES: Final = {
-    kind: EntryPoint(kind, f"protokv.backbones.{where}", BACKBONE_ENTRY_POINTS) for kind, where in _OWN.items()
+    kind: EntryPoint(kind, f"protokv.backbones.{where}", BACKBONE_ENTRY_POINTS)
+    for kind, where in _OWN.items()
 } | find_model_families()
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
-_UNTESTED: Final = EntryPoint("untested", "protokv.backbones.untested:GenericBackbone", BACKBONE_ENTRY_POINTS)
+_UNTESTED: Final = EntryPoint(
+    "untested", "protokv.backbones.untested:GenericBackbone", BACKBONE_ENTRY_POINTS
+)
 
 
 def load_backbone(
@@ -58,28 +63,41 @@ def load_backbone(
     folder: Path | None = None,
     frame_tokens: int | None = None,
 ) -> Backbone:
-    """Load a model. A packaged one may set torch to one thread for this process (`PackagedModel.adjust`).
+    """Load a model. A packaged one may set torch to one thread for this process
+    (`PackagedModel.adjust`).
 
     Args:
         name: of a packaged model such as `protokv/mini`, a local folder, or a hub name such as
-            `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
+            `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint
+            is run.
         device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
-        dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an accelerator. On a CPU it
-            is bfloat16 for a checkpoint of 16 bits if the processor multiplies bfloat16, and float32 otherwise; a
-            packaged model may prefer another. A state's dtype such as `bfloat16+4bit` includes the quantisation.
-        device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
-        quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: not at all.
+        dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an
+            accelerator. On a CPU it is bfloat16 for a checkpoint of 16 bits if the processor
+            multiplies bfloat16, and float32 otherwise; a packaged model may prefer another. A
+            state's dtype such as `bfloat16+4bit` includes the quantisation.
+        device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None:
+            `device` has them all.
+        quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes);
+            None: not at all.
         revision: branch, tag or commit of a hub model; None: its main branch.
-        folder: the folder with the files of `name`, so that nothing is looked up or downloaded; None: find it.
-        frame_tokens: the most visual tokens of a frame (of the two frames of a step for Qwen); None: the model's own.
+        folder: the folder with the files of `name`, so that nothing is looked up or downloaded;
+            None: find it.
+        frame_tokens: the most visual tokens of a frame (of the two frames of a step for Qwen);
+            None: the model's own.
 
     Raises:
-        ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, a package
-            that it needs is not installed, or it does not fit into memory.
-        ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict,
-            `revision` is given for a model that is not on a hub, or the model takes no frames of such a cost.
+        ModelError: there is no such model, a file of it is missing or damaged, its family is not
+            supported, a package that it needs is not installed, or it does not fit into memory.
+        ConfigError: the device, dtype, device map or quantisation does not exist here, two of them
+            contradict, `revision` is given for a model that is not on a hub, or the model takes no
+            frames of such a cost.
     """
-    options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
+    options = {
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "quantization": quantization,
+    }
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
         backbone = family.load(path, name, config, placement)
         if frame_tokens is not None:
@@ -90,7 +108,9 @@ def load_backbone(
 def identify_backbone(
     name: str, *, revision: str | None = None, folder: Path | None = None, **options: str | None
 ) -> BackboneIdentity:
-    """Return the identity of the model that `load_backbone` gives with these arguments; no weights are loaded."""
+    """Return the identity of the model that `load_backbone` gives with these arguments; no weights
+    are loaded.
+    """
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
         return family.identify(path, name, config, placement)
 
@@ -98,34 +118,47 @@ def identify_backbone(
 def wrap_model(model: Any, processor: Any) -> Backbone:
     """Return the backbone of a model and a processor of transformers that the caller has loaded.
 
-    Its identity is that of the files which the model names, if they are here. Then a tokenizer will do for a processor,
-    as they say how frames are prepared. ConfigError: the model is being trained, or this is no processor. ModelError:
-    the model or its processor lacks what its family needs, or no memory serves its layers.
+    Its identity is that of the files which the model names, if they are here. Then a tokenizer will
+    do for a processor, as they say how frames are prepared. ConfigError: the model is being
+    trained, or this is no processor. ModelError: the model or its processor lacks what its family
+    needs, or no memory serves its layers.
     """
     from protokv.backbones.loading import Placement, digest_model_parameters, identify_model
     from protokv.core.decoder import require_model_object
 
     require_model_object(model)
     if model.training:
-        raise ConfigError("the model is being trained, so its layers are not always the same", hint="call model.eval()")
-    config, name = model.config, model.name_or_path or model.config.model_type
+        raise ConfigError(
+            "the model is being trained, so its layers are not always the same",
+            hint="call model.eval()",
+        )
+    config = model.config
+    name = model.name_or_path or model.config.model_type
     folder = name if Path(name).is_dir() else str(find_cached_model(name) or name)
     stored = all(file.is_file() for file in list_weight_files(folder))
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "apply_chat_template") or (tokenizer is processor and not stored):
         why = f"a {type(processor).__name__} does not prepare both text and frames"
-        raise ConfigError(why, hint="give what AutoProcessor.from_pretrained returns for this model")
+        raise ConfigError(
+            why, hint="give what AutoProcessor.from_pretrained returns for this model"
+        )
     with translate_model_errors(name):
-        weight, digest = model.get_input_embeddings().weight, None if stored else digest_model_parameters(model)
-        identity = identify_model(folder, name, config, Placement(weight.dtype, weight.device), digest)
+        weight = model.get_input_embeddings().weight
+        digest = None if stored else digest_model_parameters(model)
+        identity = identify_model(
+            folder, name, config, Placement(weight.dtype, weight.device), digest
+        )
         family: Any = MODEL_FAMILIES.get(config.model_type, _UNTESTED).load()
-        frames, template = folder if tokenizer is processor else processor, getattr(processor, "chat_template", None)
+        frames = folder if tokenizer is processor else processor
+        template = getattr(processor, "chat_template", None)
         backbone: Backbone = family.hold(model, frames, tokenizer, template, identity)
     return backbone
 
 
 def require_model(name: str, revision: str | None = None) -> None:
-    """Refuse a model whose files are nowhere, as `load_backbone` does, before anything heavy is imported."""
+    """Refuse a model whose files are nowhere, as `load_backbone` does, before anything heavy is
+    imported.
+    """
     if is_hub_name(name, revision) and find_cached_model(name, revision) is None:
         with translate_model_errors(name):
             is_on_hub(name, revision)
@@ -135,7 +168,9 @@ def require_model(name: str, revision: str | None = None) -> None:
 def _resolved(
     name: str, options: dict[str, Any], revision: str | None, folder: Path | None
 ) -> Iterator[tuple[type[Backbone], str, Any, Placement]]:
-    """Yield family, path, config and placement of a model; turn errors inside the block into clear ones."""
+    """Yield family, path, config and placement of a model; turn errors inside the block into clear
+    ones.
+    """
     import torch
 
     from protokv.backbones.loading import PlacementOptions, quiet_transformers
@@ -144,11 +179,13 @@ def _resolved(
     point = find_packaged_models().get(name)
     packaged: Any = None if point is None else point.load()
     if packaged is not None:
-        request, folder = packaged.adjust(request), folder or packaged.folder(name)
+        request = packaged.adjust(request)
+        folder = folder or packaged.folder(name)
     downloaded = is_hub_name(name, revision)
     path = str(folder or name)
     if packaged is not None and request.device_map is None and request.quantization is None:
-        # A packaged model loads without transformers, whose import takes longer than an answer of a small model.
+        # A packaged model loads without transformers, whose import takes longer than an answer of a
+        # small model.
         config = read_model_file(path, "config.json")
         yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return
@@ -161,7 +198,12 @@ def _resolved(
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            yield MODEL_FAMILIES.get(config.model_type, _UNTESTED).load(), path, config, request.placement(config.dtype)
+            yield (
+                MODEL_FAMILIES.get(config.model_type, _UNTESTED).load(),
+                path,
+                config,
+                request.placement(config.dtype),
+            )
 
 
 def is_hub_name(name: str, revision: str | None) -> bool:
@@ -170,21 +212,34 @@ def is_hub_name(name: str, revision: str | None) -> bool:
     if packaged or Path(name).is_dir():
         if revision is not None:
             what = "a model of a package" if packaged else f"{name}, a folder,"
-            raise ConfigError(f"{what} has no revisions", hint="leave out --revision, or name a model of the hub")
+            raise ConfigError(
+                f"{what} has no revisions", hint="leave out --revision, or name a model of the hub"
+            )
         return False
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         why = f"there is no model folder at {name}"
-        raise ModelNotFound(why, hint="name a folder with a config.json, or a hub name (protokv models lists some)")
+        raise ModelNotFound(
+            why, hint="name a folder with a config.json, or a hub name (protokv models lists some)"
+        )
     return True
 
 
 def _check_family(folder: Path) -> None:
-    """Refuse a folder without a config, or of a model without pictures; transformers has no clear error for either."""
+    """Refuse a folder without a config, or of a model without pictures; transformers has no clear
+    error for either.
+    """
     if not (folder / "config.json").is_file():
-        raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
+        raise ModelError(
+            "there is no config.json in it", hint="name the folder that holds the model's own files"
+        )
     kind = read_model_file(str(folder), "config.json").get("model_type")
     if isinstance(kind, str) and kind not in MODEL_FAMILIES:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as OTHERS
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as OTHERS,
+        )
     if not isinstance(kind, str) or (kind not in MODEL_FAMILIES and kind not in OTHERS):
         what = "its config.json names no model_type" if kind is None else f"it is a {kind} model"
-        raise ModelError(f"{what}, which is not supported", hint=f"supported families: {', '.join(MODEL_FAMILIES)}")
+        raise ModelError(
+            f"{what}, which is not supported",
+            hint=f"supported families: {', '.join(MODEL_FAMILIES)}",
+        )

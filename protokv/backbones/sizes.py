@@ -1,7 +1,8 @@
 """Published models of the supported families, and what they take. Imports no torch and asks no hub.
 
-Numbers of weights are those of transformers' models with the published configurations, and equal those of the files.
-Qwen3.5-2B and larger mixtures than 35B-A3B are not listed: their configurations were not found whole.
+Numbers of weights are those of transformers' models with the published configurations, and equal
+those of the files. Qwen3.5-2B and larger mixtures than 35B-A3B are not listed: their configurations
+were not found whole.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ WEIGHT_DTYPES: Final = ("float32", "bfloat16", "8bit", "4bit")
 
 # Bytes of a weight. Linear layers in 4bit have one float32 scale for 64 weights.
 _BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.0, "4bit": 0.5 + 4 / 64}
-# A step's activations and the memory of a stream, as a share of the weights and at least: an estimate.
+# A step's activations and the memory of a stream, as a share of the weights and at least: an
+# estimate.
 _WORKING_SHARE: Final = 0.2
 _WORKING_BYTES: Final = 1 << 30
 
@@ -23,11 +25,15 @@ class KnownModel(NamedTuple):
 
     name: str  # on the Hugging Face hub
     millions: int  # of weights
-    kept: int  # of these, those that quantisation leaves at 16 bits: embeddings, head, vision tower and experts
+    # of these, those that quantisation leaves at 16 bits: embeddings, head, vision tower and
+    # experts
+    kept: int
     tokens: int  # the most visual tokens of a step
 
     def needed_bytes(self, dtype: str) -> int:
-        """Return the bytes to watch and to answer with: the weights, and an estimate of the rest."""
+        """Return the bytes to watch and to answer with: the weights, and an estimate of the
+        rest.
+        """
         size = _BYTES[dtype]
         weights = 1e6 * ((self.millions - self.kept) * size + self.kept * max(size, 2.0))
         return round(weights + max(_WORKING_BYTES, weights * _WORKING_SHARE))

@@ -1,8 +1,10 @@
-"""A family of transformers that is in no table: one frame a step, as its image processor and its tower make it.
+"""A family of transformers that is in no table: one frame a step, as its image processor and its
+tower make it.
 
-It serves a model whose tokens have one position, whose `get_image_features` takes the pixels of a picture, and whose
-chat template shows a picture by one placeholder. The visual tokens of a frame stand without marks around them. No test
-holds it to transformers' own forward, so it says that it is not tested with the family.
+It serves a model whose tokens have one position, whose `get_image_features` takes the pixels of a
+picture, and whose chat template shows a picture by one placeholder. The visual tokens of a frame
+stand without marks around them. No test holds it to transformers' own forward, so it says that it
+is not tested with the family.
 """
 
 from __future__ import annotations
@@ -32,20 +34,29 @@ class GenericBackbone(TransformersBackbone):
     @classmethod
     def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:
         """Return the prompt of a model whose chat template shows a picture."""
-        return PromptTemplate(tokenizer, tokenizer.decode([config.image_token_id]), template, medium="image")
+        return PromptTemplate(
+            tokenizer, tokenizer.decode([config.image_token_id]), template, medium="image"
+        )
 
     @classmethod
     def read_frames(cls, one: Any) -> Any:
         """Return the image processor."""
         from transformers import AutoImageProcessor
 
-        return AutoImageProcessor.from_pretrained(one, backend="pil") if isinstance(one, str) else one.image_processor
+        return (
+            AutoImageProcessor.from_pretrained(one, backend="pil")
+            if isinstance(one, str)
+            else one.image_processor
+        )
 
     def __init__(self, model: Any, *parts: Any) -> None:
         """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""
         super().__init__(model, *parts)
         if self._decoder.components > 1:
-            why = f"{type(model).__name__} is not tested, and its tokens have {self._decoder.components} positions each"
+            why = (
+                f"{type(model).__name__} is not tested, and its tokens have "
+                f"{self._decoder.components} positions each"
+            )
             raise ModelError(why, hint=self.otherwise)
         self.notice = f"not tested with {model.config.model_type}"
         with torch.inference_mode():
@@ -60,5 +71,8 @@ class GenericBackbone(TransformersBackbone):
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Return what `get_image_features` makes of each frame, by itself."""
-        each = [self._model.get_image_features(step.pixels.to(self.device, self.dtype)) for step in steps]
+        each = [
+            self._model.get_image_features(step.pixels.to(self.device, self.dtype))
+            for step in steps
+        ]
         return [torch.cat(list(getattr(one, "pooler_output", one))).flatten(0, -2) for one in each]

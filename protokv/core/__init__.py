@@ -1,1 +1,3 @@
-"""The method: a memory of bounded size, its attention, its state, and the session that joins it to a model."""
+"""The method: a memory of bounded size, its attention, its state, and the session that joins it to
+a model.
+"""

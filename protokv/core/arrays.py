@@ -1,4 +1,6 @@
-"""Operations on rows of tensors, the least along an axis, and cache-sized chunks, each as suits the device."""
+"""Operations on rows of tensors, the least along an axis, and cache-sized chunks, each as suits the
+device.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ def write_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
     """Write `new` `[n, F]` or `[n]` into rows `[n]` of `held` `[N, F]` or `[N]`."""
     # A CPU moves one element after another, so they are wide where they fit.
     if held.ndim == 2 and held.shape[1] * held.itemsize % _WIDE.itemsize == 0:
-        # The strides of a single row are arbitrary and may forbid the wide view; a flat view has stride 1.
+        # The strides of a single row are arbitrary and may forbid the wide view; a flat view has
+        # stride 1.
         held = held.view(_WIDE)
         new = new.reshape(-1).view(_WIDE).view(-1, held.shape[1])
     held.index_copy_(0, rows, new)
 
 
 def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
-    """Add `new` `[n, F]` to rows `[n]` of `held` `[N, F]`, rows that occur twice in a fixed order."""
+    """Add `new` `[n, F]` to rows `[n]` of `held` `[N, F]`, rows that occur twice in a fixed
+    order.
+    """
     if held.device.type == "cpu":
         held.index_add_(0, rows, new)  # one after the other
     else:
@@ -42,12 +47,15 @@ def find_first_minimum(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return least.values, least.indices
 
 
-def sum_weighted_rows(each: Sequence[Tensor], share: Tensor, into: Tensor, stay: Tensor) -> list[Tensor]:
-    """Return of each tensor `[B, n, F]` the sums of its rows, times their `share` `[B, n]`, that go `into` each of
-    `stay` `[B, C]`."""
+def sum_weighted_rows(
+    each: Sequence[Tensor], share: Tensor, into: Tensor, stay: Tensor
+) -> list[Tensor]:
+    """Return of each tensor `[B, n, F]` the sums of its rows, times their `share` `[B, n]`, that go
+    `into` each of `stay` `[B, C]`."""
     if is_readable_by_numpy(share):
         # One row after the other. A device would add in any order, and has the products at once.
-        rows, first = torch.cat(list(each), 2), torch.arange(0, share.numel(), share.shape[1])[:, None]
+        rows = torch.cat(list(each), 2)
+        first = torch.arange(0, share.numel(), share.shape[1])[:, None]
         (B, n, F), goal = rows.shape, (into + first).flatten()
         sums = torch.zeros(B * n, F).index_add_(0, goal, (rows * share[:, :, None]).flatten(0, 1))
         chosen = sums.index_select(0, (stay + first).flatten()).view(B, -1, F)
@@ -57,7 +65,9 @@ def sum_weighted_rows(each: Sequence[Tensor], share: Tensor, into: Tensor, stay:
 
 
 def is_readable_by_numpy(numbers: Tensor) -> bool:
-    """Return whether numpy reads numbers in place, several times as fast as torch; a fake tensor has no data."""
+    """Return whether numpy reads numbers in place, several times as fast as torch; a fake tensor
+    has no data.
+    """
     return numbers.device.type == "cpu" and type(numbers) is Tensor
 
 

@@ -1,9 +1,11 @@
-"""Attention over a context and over the tokens being forwarded now, at the cost of attention without a bias.
+"""Attention over a context and over the tokens being forwarded now, at the cost of attention
+without a bias.
 
-The tokens being forwarded (`TokenCache`) are causal and the slots of a context are not, so each set is attended to by
-itself, and the results are merged by their log-sum-exp. On a device the tokens of an answer stand behind the slots, and
-each attends to both at once. Query heads of one KV head are stacked as queries, so keys and values are never repeated;
-the bias of a slot is broadcast over queries. Knows no model and no memory.
+The tokens being forwarded (`TokenCache`) are causal and the slots of a context are not, so each set
+is attended to by itself, and the results are merged by their log-sum-exp. On a device the tokens of
+an answer stand behind the slots, and each attends to both at once. Query heads of one KV head are
+stacked as queries, so keys and values are never repeated; the bias of a slot is broadcast over
+queries. Knows no model and no memory.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ def attend(
     scaling: float,
     causal: Tensor | None = None,
 ) -> Tensor:
-    """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over `n` local tokens.
+    """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over `n` local
+    tokens.
 
-    Query `i` of `[Hq, T, D]`, rotated, is local token `n - T + i`; `local` has keys and values `[H, n, D]`, n = 0 where
-    they stand behind the slots. `scaling` is the factor on the logits, usually `D ** -0.5`. `causal` is `_causal_mask`
-    of these sizes, if it is at hand.
+    Query `i` of `[Hq, T, D]`, rotated, is local token `n - T + i`; `local` has keys and values `[H,
+    n, D]`, n = 0 where they stand behind the slots. `scaling` is the factor on the logits, usually
+    `D ** -0.5`. `causal` is `_causal_mask` of these sizes, if it is at hand.
     """
     heads, T, D = query.shape
     keys, values = local
@@ -53,7 +56,8 @@ def attend(
             continue
         turn, (rotated, own) = segment.query_rotation, (stacked, wide)
         if turn is not None:
-            rotated, own = rotate(stacked, *turn).to(query.dtype), None
+            rotated = rotate(stacked, *turn).to(query.dtype)
+            own = None
         read = segment.keys, segment.values, segment.bias
         parts.append(kernels.compute_biased_attention(rotated, *read, scaling, own))
     if T == 1 and len(parts) == 2 and query.device.type == "cpu":
@@ -62,10 +66,14 @@ def attend(
 
 
 def _causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
-    """Return the mask of the last `queries` of some tokens, `[1, groups * queries, tokens]` float32; None: no need."""
+    """Return the mask of the last `queries` of some tokens, `[1, groups * queries, tokens]`
+    float32; None: no need.
+    """
     if queries == 1:
         return None
-    mask = torch.full((groups, queries, tokens), -torch.inf, device=device).triu_(tokens - queries + 1)
+    mask = torch.full((groups, queries, tokens), -torch.inf, device=device).triu_(
+        tokens - queries + 1
+    )
     return mask.view(1, groups * queries, tokens)
 
 
@@ -78,34 +86,49 @@ class AttentionMasks:
     def __call__(self, mask: Tensor | None, query: Tensor, keys: Tensor) -> Tensor | None:
         """Return a mask for `attend` with these query and local keys.
 
-        `mask` is `[queries, tokens]` bool, True where a token is seen, or float, added to the logits; None is causal.
+        `mask` is `[queries, tokens]` bool, True where a token is seen, or float, added to the
+        logits; None is causal.
         """
         if mask is None and query.shape[1] == 1:
             return None
         (heads, queries, _), (H, tokens, _), device = query.shape, keys.shape, query.device
-        groups, held = heads // H, self._made.get(device)
+        groups = heads // H
+        held = self._made.get(device)
         wanted = queries, tokens, groups, None if mask is None else mask.data_ptr()
         if held is None or held[0] != wanted:
             if mask is None:
                 made = _causal_mask(queries, tokens, groups, device)
             elif mask.dtype == torch.bool:
-                made = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf).repeat(groups, 1)[None]
+                made = (
+                    torch.zeros(mask.shape, device=device)
+                    .masked_fill_(~mask, -torch.inf)
+                    .repeat(groups, 1)[None]
+                )
             else:
                 made = mask.float().repeat(groups, 1)[None]
             # The mask is held, so that no other has its address.
-            held = self._made[device] = wanted, mask, None if made is None else kernels.fit_mask(made, query)
+            held = self._made[device] = (
+                wanted,
+                mask,
+                None if made is None else kernels.fit_mask(made, query),
+            )
         return held[2]
 
 
 class AnswerBuffer:
-    """Room of one size for the tokens of an answer: forwarding them is the same operations, wherever they stand."""
+    """Room of one size for the tokens of an answer: forwarding them is the same operations,
+    wherever they stand.
+    """
 
     slots: Tensor  # of the tokens being forwarded, `[T]` int64
     mask: Tensor  # which slots each of them sees, `[T, capacity]` bool
 
-    def __init__(self, capacity: int, device: torch.device, rows: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(
+        self, capacity: int, device: torch.device, rows: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         """Make room for `capacity` tokens, in `rows` of `Context.answer_rows` if they are given."""
-        self.capacity, self.rows = capacity, rows
+        self.capacity = capacity
+        self.rows = rows
         # The position of the first token, and how many there are before those being forwarded.
         self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
         self._line = torch.arange(capacity, device=device)
@@ -132,25 +155,37 @@ class LayerTokenCache:
 
     def clear(self) -> None:
         """Forget all tokens."""
-        self.keys, self.values, self.length = None, None, 0
-        self._segments: Sequence[KVSegment] | None = None  # what the present forward reads of the context
+        self.keys = None
+        self.values = None
+        self.length = 0
+        # what the present forward reads of the context
+        self._segments: Sequence[KVSegment] | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`, or all of its room."""
+        """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`, or
+        all of its room.
+        """
         if self.room is not None:
             return self._write(keys, values, self.room)
         if self.keys is not None and self.values is not None:
-            keys, values = torch.cat((self.keys, keys), -2), torch.cat((self.values, values), -2)
-        self.keys, self.values, self.length, self._segments = keys, values, keys.shape[-2], None
+            keys = torch.cat((self.keys, keys), -2)
+            values = torch.cat((self.values, values), -2)
+        self.keys = keys
+        self.values = values
+        self.length = keys.shape[-2]
+        self._segments = None
         return keys, values
 
     def _write(self, keys: Tensor, values: Tensor, room: AnswerBuffer) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
             size = (*keys.shape[:-2], room.capacity, keys.shape[-1])
             if room.rows is None:
-                self.keys, self.values = keys.new_zeros(size), values.new_zeros(size)
+                self.keys = keys.new_zeros(size)
+                self.values = values.new_zeros(size)
             else:
-                self.keys, self.values = (rows[self.number, ..., : size[-1]].expand(size) for rows in room.rows)
+                self.keys, self.values = (
+                    rows[self.number, ..., : size[-1]].expand(size) for rows in room.rows
+                )
         self.keys.index_copy_(-2, room.slots, keys)
         self.values.index_copy_(-2, room.slots, values)
         self._segments = None
@@ -166,21 +201,29 @@ class LayerTokenCache:
         """Forget the last tokens. ValueError if there are not so many."""
         n = abs(tokens_to_remove)
         if n > self.length:
-            raise ValueError(f"only the {self.length} tokens since the last commit can be removed, not {n}")
+            raise ValueError(
+                f"only the {self.length} tokens since the last commit can be removed, not {n}"
+            )
         if n and self.keys is not None and self.values is not None:
-            self.keys, self.values, self.length = self.keys[..., :-n, :], self.values[..., :-n, :], self.length - n
+            self.keys = self.keys[..., :-n, :]
+            self.values = self.values[..., :-n, :]
+            self.length = self.length - n
 
 
 class TokenCache:
     """The tokens forwarded since a context was taken, in each layer.
 
-    While watching these are a step, until the memory has it. A question is forwarded with a fork, which is dropped:
-    this is why asking changes nothing. Models of transformers have `protokv.core.stream_cache.StreamCache`.
+    While watching these are a step, until the memory has it. A question is forwarded with a fork,
+    which is dropped: this is why asking changes nothing. Models of transformers have
+    `protokv.core.stream_cache.StreamCache`.
     """
 
-    layers: list[Any]  # those that the memory serves; in a `StreamCache` transformers' own are among them
-    form: Hashable = None  # what the work of a fork depends on besides data in buffers that do not move
-    queries: list[Tensor] | None = None  # where to add those that read the context, `[Hq, T, D]` of each layer
+    # those that the memory serves; in a `StreamCache` transformers' own are among them
+    layers: list[Any]
+    # what the work of a fork depends on besides data in buffers that do not move
+    form: Hashable = None
+    # where to add those that read the context, `[Hq, T, D]` of each layer
+    queries: list[Tensor] | None = None
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerTokenCache(number) for number in range(layers)]
@@ -198,7 +241,9 @@ class TokenCache:
         return self.memory_layers[-1].length
 
     def fork(self, context: Context | None = None) -> Self:
-        """Return another with the same tokens, which reads `context`; what it takes stays its own."""
+        """Return another with the same tokens, which reads `context`; what it takes stays its
+        own.
+        """
         other = copy(self)
         other.masks = AttentionMasks()
         other.layers = [other._fork_layer(layer) for layer in self.layers]
@@ -210,24 +255,47 @@ class TokenCache:
         """Return a layer for this cache, with the same tokens; they are not copied."""
         return copy(layer)
 
-    def attend(self, number: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Append keys and values `[H, T, D]` of a layer, and attend with `[Hq, T, D]` as `read_layer` does."""
+    def attend(
+        self, number: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float
+    ) -> Tensor:
+        """Append keys and values `[H, T, D]` of a layer, and attend with `[Hq, T, D]` as
+        `read_layer` does.
+        """
         layer = self.memory_layers[number]
         return self.read_layer(layer, query, *layer.append(keys, values), None, scaling)
 
     def read_layer(
-        self, layer: LayerTokenCache, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+        self,
+        layer: LayerTokenCache,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        scaling: float,
     ) -> Tensor:
-        """Attend with `[Hq, T, D]`, rotated, to the context in place, and to the tokens `[H, n, D]` of a layer.
+        """Attend with `[Hq, T, D]`, rotated, to the context in place, and to the tokens `[H, n, D]`
+        of a layer.
 
-        `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the factor on logits.
+        `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the
+        factor on logits.
         """
         room = layer.room
         # Columns of a bias are made for the usual scaling.
-        if room is not None and room.rows is not None and query.shape[1] == 1 and scaling == query.shape[2] ** -0.5:
-            return attend(query, (self.context.with_answer(layer.number),), (keys[:, :0], values[:, :0]), scaling)
+        if (
+            room is not None
+            and room.rows is not None
+            and query.shape[1] == 1
+            and scaling == query.shape[2] ** -0.5
+        ):
+            return attend(
+                query,
+                (self.context.with_answer(layer.number),),
+                (keys[:, :0], values[:, :0]),
+                scaling,
+            )
         # Attention is the same in any order of features that both sides share.
-        query, keys = self.to_halves(query), self.to_halves(keys)
+        query = self.to_halves(query)
+        keys = self.to_halves(keys)
         if layer._segments is None:
             # Layers that share these keys read what this one has read.
             if self.queries is not None:
@@ -241,12 +309,19 @@ class TokenCache:
         return x
 
     def read_all(self) -> tuple[Tensor, Tensor]:
-        """Return keys and values of all layers, `[L, H, n, D]` each, on one device. ConfigError: sizes differ."""
+        """Return keys and values of all layers, `[L, H, n, D]` each, on one device. ConfigError:
+        sizes differ.
+        """
         each = [layer.read() for layer in self.memory_layers]
         if len({keys.shape for keys, _ in each}) > 1:
-            raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")
+            raise ConfigError(
+                "its layers with full attention differ in size, so one memory cannot serve them"
+            )
         device = each[0][0].device
-        keys, values = (torch.stack([part.to(device) for part in parts]).detach() for parts in zip(*each, strict=True))
+        keys, values = (
+            torch.stack([part.to(device) for part in parts]).detach()
+            for parts in zip(*each, strict=True)
+        )
         return self.to_halves(keys), values
 
     def settle(self) -> None:
@@ -258,5 +333,7 @@ class TokenCache:
         """Go on from a settled fork, or `tokens` later."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what layers hold that the memory does not serve, as `protokv.core.layers` names it."""
+        """Return what layers hold that the memory does not serve, as `protokv.core.layers` names
+        it.
+        """
         return {}

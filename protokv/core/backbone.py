@@ -1,7 +1,9 @@
-"""`Backbone`, the interface of a vision-language model that reads a stream; `protokv.backbones` finds the class.
+"""`Backbone`, the interface of a vision-language model that reads a stream; `protokv.backbones`
+finds the class.
 
-A backbone turns frames and text into embeddings, gives steps their stream positions, and runs the language model with a
-`TokenCache` (`protokv.core.attention`). It knows no memories, states or command line.
+A backbone turns frames and text into embeddings, gives steps their stream positions, and runs the
+language model with a `TokenCache` (`protokv.core.attention`). It knows no memories, states or
+command line.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _MOST_QUESTION_TOKENS: Final = 4096
 ChatTurn = tuple[str, str]  # an earlier question of a conversation, and its answer
 
 
-_HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]  # of a hub model: nothing that could be a path
+# of a hub model: nothing that could be a path
+_HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,11 @@ class BackboneIdentity:
     name: str  # the name or folder it was loaded by
     family: str  # `model_type` of its config
     config_hash: str  # sha256 of its architecture
-    dtype: str  # `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized
+    # `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized
+    dtype: str
     weights_digest: str  # sha256 over a small sample of its weight files; empty if there are none
-    revision: _HubCommit | None = None  # the commit that a hub model was loaded from; None otherwise
+    # the commit that a hub model was loaded from; None otherwise
+    revision: _HubCommit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +78,45 @@ class Backbone(ABC):
     kv_heads: int  # H
     head_size: int  # D
     position_components: int  # P
-    layer_kinds: Sequence[LayerKind] = ()  # of all layers of the model; empty: all have full attention
+    # of all layers of the model; empty: all have full attention
+    layer_kinds: Sequence[LayerKind] = ()
     frames_per_step: int  # sampled frames that make one step
     default_fps: float  # the sampling rate of its training, in frames per second
     stop_ids: frozenset[int]  # tokens that end an answer
-    decoding: Decoding = Decoding()  # how the model was published to answer; greedily if nothing is said
+    # how the model was published to answer; greedily if nothing is said
+    decoding: Decoding = Decoding()
     notice: str = ""  # what it cannot read, in one line for its user; empty: it reads any video
-    moving: Sequence[int] = (0,)  # position components that grow with the stream; others stay within the grid of a step
-    max_position: int | None = None  # number of positions that it was trained on; None: its config does not say
-    reading_layers: Sequence[int] | None = None  # whose attention shows the evidence of an answer; None: not measured
+    # position components that grow with the stream; others stay within the grid of a step
+    moving: Sequence[int] = (0,)
+    # number of positions that it was trained on; None: its config does not say
+    max_position: int | None = None
+    # whose attention shows the evidence of an answer; None: not measured
+    reading_layers: Sequence[int] | None = None
     converses: bool = True  # whether the model was trained on conversations and system prompts
-    # of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most visual tokens of a step
+    # of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most visual tokens
+    # of a step
     settings: Mapping[str, int | float | str]
     dtype: torch.dtype  # of embeddings, keys and values
-    device: torch.device  # of embeddings, positions and results, and of layers unless `layer_devices` says otherwise
-    layer_devices: Sequence[torch.device] | None = None  # of each layer of a spread model; None: all on `device`
+    # of embeddings, positions and results, and of layers unless `layer_devices` says otherwise
+    device: torch.device
+    # of each layer of a spread model; None: all on `device`
+    layer_devices: Sequence[torch.device] | None = None
     graphs: Graphs | None = None  # of its vision tower
-    why_eager: str = ""  # why `forward` cannot be captured as a graph (`protokv.core.graphs`); empty: it can
+    # why `forward` cannot be captured as a graph (`protokv.core.graphs`); empty: it can
+    why_eager: str = ""
 
     @classmethod
     @abstractmethod
     def load(cls, path: str, name: str, config: Any, placement: Any) -> Backbone:
-        """Load from a folder, whose transformers config was read; `placement` is a `protokv.backbones` `Placement`."""
+        """Load from a folder, whose transformers config was read; `placement` is a
+        `protokv.backbones` `Placement`.
+        """
 
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
-        """Return the identity of the model that `load` gives; families tell it without loading the weights."""
+        """Return the identity of the model that `load` gives; families tell it without loading the
+        weights.
+        """
         return cls.load(path, name, config, placement).identity
 
     def limit_frames(self, tokens: int) -> None:
@@ -113,21 +131,25 @@ class Backbone(ABC):
 
     @abstractmethod
     def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
-        """Token ids of the chat prompt after the video: earlier turns, the question and the start of the answer."""
+        """Token ids of the chat prompt after the video: earlier turns, the question and the start
+        of the answer.
+        """
 
     def question_ids(
         self, question: str, turns: Sequence[ChatTurn] = (), system: str | None = None
     ) -> tuple[list[int], int]:
-        """Return `suffix_ids` of what is asked, and how many of the turns are in them: the newest that have room.
+        """Return `suffix_ids` of what is asked, and how many of the turns are in them: the newest
+        that have room.
 
-        A conversation is a longer text after the video, so asking changes nothing and a state knows no conversation. A
-        system prompt that comes after the video stands in front of the question. A model that does not converse reads
-        the question alone. QuestionError: the question is empty or takes more than `_MOST_QUESTION_TOKENS`, or a text
-        contains control tokens.
+        A conversation is a longer text after the video, so asking changes nothing and a state knows
+        no conversation. A system prompt that comes after the video stands in front of the question.
+        A model that does not converse reads the question alone. QuestionError: the question is
+        empty or takes more than `_MOST_QUESTION_TOKENS`, or a text contains control tokens.
         """
         text = check_question_text(question)
         if not self.converses:
-            turns, system = (), None
+            turns = ()
+            system = None
         if system is not None:
             text = f"{check_question_text(system, 'the system prompt').strip()}\n\n{text.strip()}"
         # Only so many characters can have room, so a long conversation costs little.
@@ -141,7 +163,14 @@ class Backbone(ABC):
         def with_last(count: int) -> list[int]:
             return self.suffix_ids(text, turns[len(turns) - count :])
 
-        kept = bisect_right(range(len(turns) + 1), _MOST_QUESTION_TOKENS, key=lambda count: len(with_last(count))) - 1
+        kept = (
+            bisect_right(
+                range(len(turns) + 1),
+                _MOST_QUESTION_TOKENS,
+                key=lambda count: len(with_last(count)),
+            )
+            - 1
+        )
         ids = with_last(max(0, kept))
         if kept < 0:
             size = f"{len(ids):,} tokens; the most is {_MOST_QUESTION_TOKENS:,}"
@@ -151,24 +180,37 @@ class Backbone(ABC):
     def choice_ids(self, choices: Sequence[str]) -> list[list[int]]:
         """Return the ids of the tokens that an answer with each of the choices may begin with.
 
-        It counts as it is spelt and with a capital, alone and behind a space, as chat templates differ. ConfigError:
-        a choice is empty or no text, or two begin with the same token.
+        It counts as it is spelt and with a capital, alone and behind a space, as chat templates
+        differ. ConfigError: a choice is empty or no text, or two begin with the same token.
         """
         found: list[set[int]] = []
         for text in (check_question_text(choice, "a choice").strip() for choice in choices):
-            spelt = (self.encode(space + one) for space in ("", " ") for one in (text, text[0].upper() + text[1:]))
+            spelt = (
+                self.encode(space + one)
+                for space in ("", " ")
+                for one in (text, text[0].upper() + text[1:])
+            )
             # Some tokenizers write the space as a token of its own.
-            found.append({next((one for one in ids if self.decode([one]).strip()), ids[0]) for ids in spelt if ids})
+            found.append(
+                {
+                    next((one for one in ids if self.decode([one]).strip()), ids[0])
+                    for ids in spelt
+                    if ids
+                }
+            )
         for (first, ours), (second, theirs) in combinations(zip(choices, found, strict=True), 2):
             if ours & theirs:
-                raise ConfigError(f"the choices {first} and {second} begin alike", hint="word them in another way")
+                raise ConfigError(
+                    f"the choices {first} and {second} begin alike", hint="word them in another way"
+                )
         return [sorted(ids) for ids in found]
 
     def with_system(self, text: str | None) -> Self:
-        """Return this model, of the same weights, with a system prompt in front of the video; None: without one.
+        """Return this model, of the same weights, with a system prompt in front of the video; None:
+        without one.
 
-        QuestionError: the text is empty, too long, or contains control tokens. ConfigError, ModelError: the model or
-        its chat template takes none.
+        QuestionError: the text is empty, too long, or contains control tokens. ConfigError,
+        ModelError: the model or its chat template takes none.
         """
         raise ConfigError(f"{self.identity.name} takes no system prompt", hint="leave out --system")
 
@@ -177,7 +219,9 @@ class Backbone(ABC):
         """Return the text of generated ids, without special tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of plain text, as an answer may have it. ConfigError: the model takes no choices."""
+        """Return the token ids of plain text, as an answer may have it. ConfigError: the model
+        takes no choices.
+        """
         raise ConfigError(f"{self.identity.name} takes no choices", hint="leave them out")
 
     def embed_text(self, ids: list[int]) -> Tensor:
@@ -186,31 +230,45 @@ class Backbone(ABC):
 
     @abstractmethod
     def embed_token(self, token: Tensor) -> Tensor:
-        """Return the embeddings `[n, E]` of ids `[n]` int64, such as a generated one, that are on the device."""
+        """Return the embeddings `[n, E]` of ids `[n]` int64, such as a generated one, that are on
+        the device.
+        """
 
     @abstractmethod
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Resize and normalise the frames of one step, on the host; any thread may call it.
 
-        `images` are `[frames_per_step, height, width, 3]` uint8 RGB. ValueError: they are not; SourceUnreadable: a
-        frame cannot be made to fit the model.
+        `images` are `[frames_per_step, height, width, 3]` uint8 RGB. ValueError: they are not;
+        SourceUnreadable: a frame cannot be made to fit the model.
         """
 
     @abstractmethod
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Run steps through the vision tower, none seeing another; `times_s`, of their frames, may become text."""
+    def embed_steps(
+        self, steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
+        """Run steps through the vision tower, none seeing another; `times_s`, of their frames, may
+        become text.
+        """
 
-    def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
+    def embed_step(
+        self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0
+    ) -> StepTokens:
         """Return the tokens of one step from its frames."""
         (tokens,) = self.embed_steps([self.prepare(images)], [time_s])
         return tokens
 
     def words_ids(self, text: str) -> list[int]:
-        """Return the ids of words after the pictures of a step, without control tokens. ConfigError: it reads none."""
-        raise ConfigError(f"{self.identity.name} reads no words beside pictures", hint="leave the subtitles out")
+        """Return the ids of words after the pictures of a step, without control tokens.
+        ConfigError: it reads none.
+        """
+        raise ConfigError(
+            f"{self.identity.name} reads no words beside pictures", hint="leave the subtitles out"
+        )
 
     def add_words(self, step: StepTokens, texts: Sequence[str]) -> StepTokens:
-        """Return a step with what was said in it as text after its visual tokens; itself if that is nothing."""
+        """Return a step with what was said in it as text after its visual tokens; itself if that is
+        nothing.
+        """
         said = " ".join(" ".join(texts).split())
         ids = self.words_ids(said) if said else []
         if not ids:
@@ -222,7 +280,8 @@ class Backbone(ABC):
     def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
     ) -> tuple[list[int], Context, StreamClock]:
-        """Return a question, what it attends to and where the stream stands, if the last step ends with words.
+        """Return a question, what it attends to and where the stream stands, if the last step ends
+        with words.
 
         A family whose words close a video and open another one leaves both out of the question.
         """
@@ -234,18 +293,27 @@ class Backbone(ABC):
     ) -> StepPositions:
         """Return the stream positions of a step.
 
-        `origin` is the position of the first token after the prompt prefix, or after the last words; the number `index`
-        of the step and the time of its first frame count from there. `start` is one more than the highest so far.
+        `origin` is the position of the first token after the prompt prefix, or after the last
+        words; the number `index` of the step and the time of its first frame count from there.
+        `start` is one more than the highest so far.
         """
 
-    def stream_times(self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None) -> Tensor:
-        """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions` `[..., P]`.
+    def stream_times(
+        self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None
+    ) -> Tensor:
+        """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions`
+        `[..., P]`.
 
-        `breaks` are position and time after each step with words, `[n, 2]` float64, in order; None: no words.
+        `breaks` are position and time after each step with words, `[n, 2]` float64, in order; None:
+        no words.
         """
         f64 = torch.float64
-        ends = torch.tensor([[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64)
-        ends = (ends if breaks is None else torch.cat((ends[:1], breaks, ends[1:]))).to(positions.device)
+        ends = torch.tensor(
+            [[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64
+        )
+        ends = (ends if breaks is None else torch.cat((ends[:1], breaks, ends[1:]))).to(
+            positions.device
+        )
         at = positions[..., 0].double()
         part = torch.searchsorted(ends[1:-1, 0].contiguous(), at, right=True)
         (first, since_s), (last, until_s) = ends[part].unbind(-1), ends[part + 1].unbind(-1)
@@ -253,16 +321,22 @@ class Backbone(ABC):
         # The words of a step stand after its pictures.
         return since_s + (within if breaks is None else within.minimum(until_s - since_s - 1e-3))
 
-    def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
-        """Return the time, `[...]` float64, that has passed in a part of the stream between words, in proportion.
+    def time_within(
+        self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock
+    ) -> Tensor:
+        """Return the time, `[...]` float64, that has passed in a part of the stream between words,
+        in proportion.
 
-        All are `[...]` float64: positions since its beginning, and the positions and seconds that all of it takes.
+        All are `[...]` float64: positions since its beginning, and the positions and seconds that
+        all of it takes.
         """
         return (passed + 0.5) / positions.clamp(min=1) * seconds
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their device."""
+        """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their
+        device.
+        """
 
     @cached_property
     def precise_rotary(self) -> PreciseRotary:
@@ -271,12 +345,19 @@ class Backbone(ABC):
 
     @abstractmethod
     def forward(
-        self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        cache: TokenCache,
+        *,
+        steps: Sequence[StepTokens] = (),
     ) -> Tensor:
-        """Run the language model over embeddings `[T, E]` at positions `[T, P]` int64; return hidden states `[T, E]`.
+        """Run the language model over embeddings `[T, E]` at positions `[T, P]` int64; return
+        hidden states `[T, E]`.
 
-        The cache has the context that the tokens attend to, and earlier tokens; it takes their keys and values. `steps`
-        are those that the embeddings belong to, for families that feed more than embeddings to the layers.
+        The cache has the context that the tokens attend to, and earlier tokens; it takes their keys
+        and values. `steps` are those that the embeddings belong to, for families that feed more
+        than embeddings to the layers.
         """
 
     @abstractmethod
@@ -289,19 +370,28 @@ class Backbone(ABC):
         return line[:, None].expand(-1, self.position_components)
 
     def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
-        """Return its layers without a token, or with what `TokenCache.tensors` returned. StateCorrupt: they lack it."""
+        """Return its layers without a token, or with what `TokenCache.tensors` returned.
+        StateCorrupt: they lack it.
+        """
         check_tensor_shapes(held or {}, ())
         return TokenCache(self.layers)
 
     def unknown_words(self, question: str) -> list[str]:
-        """Return the words of a question that the tokenizer cannot represent, in order; none for real models."""
+        """Return the words of a question that the tokenizer cannot represent, in order; none for
+        real models.
+        """
         return []
 
 
 def check_tokens_per_frame(name: str, possible: Sequence[int], tokens: int) -> None:
-    """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens. ConfigError."""
+    """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens.
+    ConfigError.
+    """
     if tokens in possible:
         return
     most = "at most " if len(possible) > 1 else ""
-    why = f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, and no other number"
+    why = (
+        f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, and "
+        "no other number"
+    )
     raise ConfigError(why, hint="give --frame-tokens one of these numbers, or leave it out")

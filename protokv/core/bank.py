@@ -1,4 +1,6 @@
-"""`PrototypeBank`: K prototypes a layer and head, by their row in `[L * H * K]`; `BankRule`: how tokens enter it."""
+"""`PrototypeBank`: K prototypes a layer and head, by their row in `[L * H * K]`; `BankRule`: how
+tokens enter it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class FarTokens:
-    """Tokens on their way into the bank, flat over `B = L * H`. All heads share places and masses."""
+    """Tokens on their way into the bank, flat over `B = L * H`. All heads share places and
+    masses.
+    """
 
     keys: Tensor  # `[B, T, D]` float32, rotation removed
     values: Tensor  # `[B, T, D]` float32
@@ -44,8 +48,9 @@ class FarTokens:
 class PrototypeBank(StateTensors):
     """K prototypes for each of L layers and H KV heads.
 
-    Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is a covariance; mass comes from
-    opened, absorbed and recycled tokens alone. Counters are `[L, H]` int64, see `_COUNTERS`.
+    Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is a
+    covariance; mass comes from opened, absorbed and recycled tokens alone. Counters are `[L, H]`
+    int64, see `_COUNTERS`.
     """
 
     key_center: Tensor  # `[L, H, K, D]` float32, c_k, rotation removed
@@ -67,7 +72,8 @@ class PrototypeBank(StateTensors):
         for spec in self.declare(shape, prototypes):
             self._names.append(spec.name.removeprefix("bank."))
             setattr(self, self._names[-1], spec.allocate(shape.device))
-        # Rows that changed since the last call of `take_touched_`, with repeats; None: any may have.
+        # Rows that changed since the last call of `take_touched_`, with repeats; None: any may
+        # have.
         self._touched: list[Tensor] | None = None
         self._touched_rows = 0
 
@@ -77,30 +83,61 @@ class PrototypeBank(StateTensors):
         dims = (LAYER, "kv_head", "prototype", "feature")
         size = (shape.layers, shape.kv_heads, prototypes, shape.head_size)
         return (
-            TensorSpec("bank.key_center", dims, size, torch.float32, "centre of its keys, rotation removed"),
+            TensorSpec(
+                "bank.key_center", dims, size, torch.float32, "centre of its keys, rotation removed"
+            ),
             TensorSpec("bank.value_center", dims, size, torch.float32, "centre of its values"),
         )
 
     @classmethod
     def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare a bank of K prototypes."""
-        head, slot = (LAYER, "kv_head"), (LAYER, "kv_head", "prototype")
+        head = (LAYER, "kv_head")
+        slot = (LAYER, "kv_head", "prototype")
         heads = (shape.layers, shape.kv_heads)
-        slots, P = (*heads, prototypes), shape.position_components
-        f32, f64, i64 = torch.float32, torch.float64, torch.int64
-        square, touched = (*slot, "xy", "xy_other"), "step that last touched it; -1: none"
-        counters = [(name, what, "tokens" if "tokens" in what else "slots") for name, what in _COUNTERS.items()]
+        slots = (*heads, prototypes)
+        P = shape.position_components
+        f32 = torch.float32
+        f64 = torch.float64
+        i64 = torch.int64
+        square = (*slot, "xy", "xy_other")
+        touched = "step that last touched it; -1: none"
+        counters = [
+            (name, what, "tokens" if "tokens" in what else "slots")
+            for name, what in _COUNTERS.items()
+        ]
         return (
             *cls.declare_centers(shape, prototypes),
             TensorSpec("bank.mass", slot, slots, i64, "tokens in it; 0: a free slot", "tokens"),
-            TensorSpec("bank.mean", (*slot, "xy"), (*slots, 2), f32, "mean place of its tokens", "share of the image"),
-            TensorSpec("bank.covariance", square, (*slots, 2, 2), f32, "covariance of their places"),
-            TensorSpec("bank.position", (*slot, "component"), (*slots, P), f64, "its rotary anchor", "position"),
+            TensorSpec(
+                "bank.mean",
+                (*slot, "xy"),
+                (*slots, 2),
+                f32,
+                "mean place of its tokens",
+                "share of the image",
+            ),
+            TensorSpec(
+                "bank.covariance", square, (*slots, 2, 2), f32, "covariance of their places"
+            ),
+            TensorSpec(
+                "bank.position",
+                (*slot, "component"),
+                (*slots, P),
+                f64,
+                "its rotary anchor",
+                "position",
+            ),
             TensorSpec("bank.last_step", slot, slots, i64, touched, "step", fill=-1),
-            *(TensorSpec(f"bank.{name}", head, heads, i64, what, unit) for name, what, unit in counters),
+            *(
+                TensorSpec(f"bank.{name}", head, heads, i64, what, unit)
+                for name, what, unit in counters
+            ),
         )
 
-    def open_(self, rows: Tensor, tokens: FarTokens, head: Tensor | int, token: Tensor, step: int) -> None:
+    def open_(
+        self, rows: Tensor, tokens: FarTokens, head: Tensor | int, token: Tensor, step: int
+    ) -> None:
         """Initialize free slots `rows` `[n]` from a token `[n]` of a head each, with Sigma = I."""
         self.mass.view(-1)[rows] = tokens.mass[token]
         self.mean.flatten(0, 2)[rows] = tokens.coordinates[token]
@@ -119,11 +156,16 @@ class PrototypeBank(StateTensors):
     def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values `[..., D]` float32 of prototypes `rows` `[...]`."""
         flat = [center.flatten(0, 2) for center in (self.key_center, self.value_center)]
-        keys, values = (center.index_select(0, rows.flatten()).view(*rows.shape, center.shape[1]) for center in flat)
+        keys, values = (
+            center.index_select(0, rows.flatten()).view(*rows.shape, center.shape[1])
+            for center in flat
+        )
         return keys, values
 
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Replace the centres of `rows` `[n]` by keys and values `[n, D]`. Write their masses before."""
+        """Replace the centres of `rows` `[n]` by keys and values `[n, D]`. Write their masses
+        before.
+        """
         write_rows_(self.key_center.flatten(0, 2), rows, keys)
         write_rows_(self.value_center.flatten(0, 2), rows, values)
 
@@ -141,14 +183,20 @@ class PrototypeBank(StateTensors):
         return self._touched is None or bool(self._touched)
 
     def take_touched_(self) -> Tensor:
-        """Return the rows touched since the last call, some more than once; all rows where that is not known."""
-        touched, self._touched, self._touched_rows = self._touched, [], 0
+        """Return the rows touched since the last call, some more than once; all rows where that is
+        not known.
+        """
+        touched = self._touched
+        self._touched = []
+        self._touched_rows = 0
         if touched is None:
             return torch.arange(self.mass.numel(), device=self.mass.device)
         return torch.cat(touched) if touched else self.mass.new_empty(0)
 
     def report(self, step: int) -> list[dict[str, Any]]:
-        """Return for each layer, over its heads: slots in use, quantiles of mass and age, counters."""
+        """Return for each layer, over its heads: slots in use, quantiles of mass and age,
+        counters.
+        """
         alive = self.mass > 0
         return [
             {
@@ -180,7 +228,9 @@ def _quantiles(values: Tensor) -> list[float]:
 
 
 class BankRule(StateTensors):
-    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place."""
+    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in
+    place.
+    """
 
     told: ClassVar[int] = 0  # how many numbers the host tells it on the device in a step
     prototypes_used: int | None = None  # of each head, from the first on; None: any may be in use
@@ -192,10 +242,14 @@ class BankRule(StateTensors):
 
     @abstractmethod
     def __init__(self, bank: PrototypeBank, config: Any, shape: MemoryShape) -> None:
-        """Make the rule over an empty bank of K >= 1 prototypes for each of the heads of `shape`."""
+        """Make the rule over an empty bank of K >= 1 prototypes for each of the heads of
+        `shape`.
+        """
 
     def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
-        """See a step before it enters the near window; `before` returns what that holds of the step before it."""
+        """See a step before it enters the near window; `before` returns what that holds of the step
+        before it.
+        """
         return
 
     def tell(self, move: WindowMove) -> Sequence[float]:
@@ -204,10 +258,14 @@ class BankRule(StateTensors):
 
     @abstractmethod
     def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
-        """Put evicted tokens into the bank while step `step` is appended, of which the host `told` float64 numbers."""
+        """Put evicted tokens into the bank while step `step` is appended, of which the host `told`
+        float64 numbers.
+        """
 
     def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
-        """Maintain the bank once a step, after its tokens; `newest` returns what the window has of the newest step."""
+        """Maintain the bank once a step, after its tokens; `newest` returns what the window has of
+        the newest step.
+        """
         return
 
     def live_tensors(self) -> dict[str, Tensor]:

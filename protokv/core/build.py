@@ -25,11 +25,19 @@ from protokv.machine import measure_machine_memory
 
 
 def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
-    """Return what a memory must know of a backbone. ConfigError: it has layers that cannot do what a setting says."""
+    """Return what a memory must know of a backbone. ConfigError: it has layers that cannot do what
+    a setting says.
+    """
     others = set(backbone.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
-        why = "recent_frames: this model has layers that read every token once, in order, so no step is read again"
-        raise ConfigError(why, hint="leave recent_frames out, or use a model of which all layers have full attention")
+        why = (
+            "recent_frames: this model has layers that read every token once, in order, so no step "
+            "is read again"
+        )
+        raise ConfigError(
+            why,
+            hint="leave recent_frames out, or use a model of which all layers have full attention",
+        )
     if LayerKind.SLIDING in others and config.positions == "compact":
         why = "positions: this model has sliding layers, whose windows do not move with a memory"
         raise ConfigError(why, hint="leave positions=compact out")
@@ -47,13 +55,18 @@ def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
 
 
 def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
-    """Return the angles by which a memory removes rotations: the model's own, or ones that add up if it is compact."""
+    """Return the angles by which a memory removes rotations: the model's own, or ones that add up
+    if it is compact.
+    """
     return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
-    """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor the device."""
-    cls, spread = config.memory, len(set(shape.layer_devices or ())) > 1
+    """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor
+    the device.
+    """
+    cls = config.memory
+    spread = len(set(shape.layer_devices or ())) > 1
 
     def make() -> Memory:
         return LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
@@ -61,8 +74,9 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
     if wanted > there / 16:
-        # A memory of tensors without data tells how many bytes one holds. A commit copies what is saved, so both count.
-        # The import takes a second or two, and leaves cycles that would keep the memories of all callers.
+        # A memory of tensors without data tells how many bytes one holds. A commit copies what is
+        # saved, so both count. The import takes a second or two, and leaves cycles that would keep
+        # the memories of all callers.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         # In inference mode a tensor of numbers would be made on the device.
@@ -78,11 +92,14 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     return make()
 
 
-def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:
+def restore_memory(
+    config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]
+) -> Memory:
     """Return the memory of these tensors.
 
-    The state is not trusted: shapes are checked before the settings allocate anything. StateCorrupt: no stream under
-    these settings leaves such a state; the tensor or setting is named.
+    The state is not trusted: shapes are checked before the settings allocate anything.
+    StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is
+    named.
     """
     try:
         check_tensor_shapes(tensors, config.memory.declare(config, shape))

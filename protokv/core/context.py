@@ -1,13 +1,16 @@
-"""`Context`: the tokens that a memory lets the model attend to, as `KVSegment`s of keys, values and a logit bias.
+"""`Context`: the tokens that a memory lets the model attend to, as `KVSegment`s of keys, values and
+a logit bias.
 
-Equation 3 of the paper: a slot that stands for `n` tokens has the bias `log n`, an exact token 0, a free slot none.
-Softmax does not depend on order, so slots are never moved and a context has one shape for the life of a stream. Knows
-no memory and no model. Letters: L layers, H KV heads, N slots, F far slots, D head size, P position components.
+Equation 3 of the paper: a slot that stands for `n` tokens has the bias `log n`, an exact token 0, a
+free slot none. Softmax does not depend on order, so slots are never moved and a context has one
+shape for the life of a stream. Knows no memory and no model. Letters: L layers, H KV heads, N
+slots, F far slots, D head size, P position components.
 
-Compact positions show a stream of any length at the positions that a model was trained on. The near window moves as a
-block and keeps the distances inside it; older tokens stand before it, every distinct time one position apart, the
-newest next to the window. Near keys stay as they are: queries are rotated by one angle instead. Far keys are rotated in
-each layer as it is read. Only the device knows how far anything moves, and nothing waits for it.
+Compact positions show a stream of any length at the positions that a model was trained on. The near
+window moves as a block and keeps the distances inside it; older tokens stand before it, every
+distinct time one position apart, the newest next to the window. Near keys stay as they are: queries
+are rotated by one angle instead. Far keys are rotated in each layer as it is read. Only the device
+knows how far anything moves, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -23,20 +26,26 @@ from protokv.core import kernels
 from protokv.core.arrays import concat_rows
 from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by_moves_
 
-# The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp, and so
-# low that its exponential is 0 beside that of any slot in use.
+# The bias of a free slot where attention reads it. Finite, so that slots that are all free have a
+# log-sum-exp, and so low that its exponential is 0 beside that of any slot in use.
 EMPTY_BIAS = -1e30
 ANSWER_ROWS = 256
-"""Rows behind those of the slots, for a question and its answer: a token of the answer attends to both at once."""
+"""Rows behind those of the slots, for a question and its answer: a token of the answer attends to
+both at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSegment:
     """Slots of one layer that attention reads in one product."""
 
-    keys: Tensor  # `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.BIAS_COLUMNS` behind them
+    # `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.BIAS_COLUMNS` behind
+    # them
+    keys: Tensor
     values: Tensor  # the same
-    bias: Tensor  # `[H, N]` float32, added to the logits: `EMPTY_BIAS` free, `0` exact token, `log n_k` pseudo-token
+    # `[H, N]` float32, added to the logits: `EMPTY_BIAS` free, `0` exact token, `log n_k`
+    # pseudo-token
+    bias: Tensor
     # cos and sin, `[D]` float32; queries are rotated by it before they meet these keys
     query_rotation: tuple[Tensor, Tensor] | None = None
 
@@ -47,28 +56,37 @@ class PositionFacts:
 
     rotary: PreciseRotary  # angles that add up at any position
     origin: int  # position of the first visual token of the stream
-    end: int | Tensor  # the position after everything seen, above 0; `[]` int64 where the device knows it
-    moving: Sequence[int] = (0,)  # position components that grow with the stream, first time (or the index of a token)
-    near: int | None = None  # time at which the near window begins, if other layers determined it; None: these do
+    # the position after everything seen, above 0; `[]` int64 where the device knows it
+    end: int | Tensor
+    # position components that grow with the stream, first time (or the index of a token)
+    moving: Sequence[int] = (0,)
+    # time at which the near window begins, if other layers determined it; None: these do
+    near: int | None = None
 
 
 class Context:
-    """The tokens that layers may attend to besides those being forwarded; as it is none, as for the prompt prefix."""
+    """The tokens that layers may attend to besides those being forwarded; as it is none, as for the
+    prompt prefix.
+    """
 
     # Both are `[]` int64 tensors if only the device knows them.
-    shift: int | Tensor = 0  # how much less than in the stream the moving components of tokens forwarded after it are
-    next_position: int | Tensor | None = None  # where text after the video starts; None: after the stream
+    # how much less than in the stream the moving components of tokens forwarded after it are
+    shift: int | Tensor = 0
+    # where text after the video starts; None: after the stream
+    next_position: int | Tensor | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return what one layer reads.
 
-        A retrieval memory chooses by `query` `[Hq, T, D]`, rotated, of the tokens being forwarded. Layers are asked in
-        order, each once a forward.
+        A retrieval memory chooses by `query` `[Hq, T, D]`, rotated, of the tokens being forwarded.
+        Layers are asked in order, each once a forward.
         """
         return ()
 
     def answer_rows(self) -> tuple[Tensor, Tensor] | None:
-        """Return keys and values of `ANSWER_ROWS`, `[L, H, ANSWER_ROWS, D + BIAS_COLUMNS]`; None: there are none."""
+        """Return keys and values of `ANSWER_ROWS`, `[L, H, ANSWER_ROWS, D + BIAS_COLUMNS]`; None:
+        there are none.
+        """
         return None
 
     def with_answer(self, layer: int) -> KVSegment:
@@ -76,19 +94,27 @@ class Context:
         raise NotImplementedError
 
     def positions_at(self, layer: int) -> Tensor | None:
-        """Return stream positions `[H, N, P]` int64 of the slots that `at` returns, any of free ones; None: unknown."""
+        """Return stream positions `[H, N, P]` int64 of the slots that `at` returns, any of free
+        ones; None: unknown.
+        """
         return None
 
     def before(self, time: int) -> Context:
-        """Return the context without the exact tokens whose first position component is `time` or later."""
+        """Return the context without the exact tokens whose first position component is `time` or
+        later.
+        """
         raise NotImplementedError
 
     def far_span(self) -> int | Tensor:
-        """Return the number of distinct times older than the near window, in the layer and head that has most."""
+        """Return the number of distinct times older than the near window, in the layer and head
+        that has most.
+        """
         raise ValueError("this context does not know the positions of its slots")
 
     def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> Context:
-        """Return the same tokens at consecutive positions; `span` are set aside for older ones, None: those needed."""
+        """Return the same tokens at consecutive positions; `span` are set aside for older ones,
+        None: those needed.
+        """
         raise ValueError("this context does not know the positions of its slots")
 
     def visible_tokens(self) -> int:
@@ -101,8 +127,10 @@ class CachedContext(Context):
 
     def __init__(self, context: Context) -> None:
         """Hold what does not depend on queries."""
-        self._context, self._segments = context, dict[int, tuple[KVSegment, ...]]()
-        self.shift, self.next_position = context.shift, context.next_position
+        self._context = context
+        self._segments = dict[int, tuple[KVSegment, ...]]()
+        self.shift = context.shift
+        self.next_position = context.next_position
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return what a layer reads."""
@@ -133,15 +161,21 @@ class SlotContext(Context):
 
     keys: Tensor  # `[L, H, N, D]`, model dtype, rotated to their positions
     values: Tensor  # `[L, H, N, D]`, model dtype
-    bias: Tensor  # `[L, H, N]` float32, added to the logits: `-inf` free, `0` exact token, `log n_k` pseudo-token
-    # the slots of pseudo-tokens, or of tokens that each head chose for itself. The prompt prefix (sink) lies before
-    # them, and behind them the near window, whose tokens are the same in all heads
+    # `[L, H, N]` float32, added to the logits: `-inf` free, `0` exact token, `log n_k` pseudo-token
+    bias: Tensor
+    # the slots of pseudo-tokens, or of tokens that each head chose for itself. The prompt prefix
+    # (sink) lies before them, and behind them the near window, whose tokens are the same in all
+    # heads
     far: slice
-    # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are seldom asked for
+    # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are
+    # seldom asked for
     positions: Callable[[], Tensor] | None = None
-    until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
-    parts: tuple[slice, ...] = (slice(None),)  # what is read: a CPU leaves out far slots that never held anything
-    # keys and values of `kernels.append_bias_columns`, where they are at hand, with `ANSWER_ROWS` behind them
+    # where tokens follow that were hidden by `before`, their earliest time
+    until: int | None = None
+    # what is read: a CPU leaves out far slots that never held anything
+    parts: tuple[slice, ...] = (slice(None),)
+    # keys and values of `kernels.append_bias_columns`, where they are at hand, with `ANSWER_ROWS`
+    # behind them
     rows: tuple[Tensor, Tensor] | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
@@ -149,11 +183,16 @@ class SlotContext(Context):
         return tuple(self.segment(layer, part) for part in self.parts)
 
     def segment(
-        self, layer: int, part: slice = slice(None), query_rotation: tuple[Tensor, Tensor] | None = None
+        self,
+        layer: int,
+        part: slice = slice(None),
+        query_rotation: tuple[Tensor, Tensor] | None = None,
     ) -> KVSegment:
         """Return some slots of a layer as attention reads them."""
         N = self.bias.shape[2]
-        keys, values = (held[layer, :, :N][:, part] for held in self.rows or (self.keys, self.values))
+        keys, values = (
+            held[layer, :, :N][:, part] for held in self.rows or (self.keys, self.values)
+        )
         if self.rows is None and kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
             keys, values = kernels.append_bias_columns(keys, values, self._columns[layer][:, part])
         return KVSegment(keys, values, self._finite_bias[layer, :, part], query_rotation)
@@ -164,7 +203,9 @@ class SlotContext(Context):
         return None if self.rows is None else (self.rows[0][:, :, N:], self.rows[1][:, :, N:])
 
     def with_answer(self, layer: int) -> KVSegment:
-        """Return the slots of a layer and the rows behind them, whose columns have the bias of both."""
+        """Return the slots of a layer and the rows behind them, whose columns have the bias of
+        both.
+        """
         assert self.rows is not None
         return KVSegment(self.rows[0][layer], self.rows[1][layer], self._finite_bias[layer])
 
@@ -185,7 +226,9 @@ class SlotContext(Context):
         return concat_rows([places[:, part] for part in self.parts], 1)
 
     def before(self, time: int) -> SlotContext:
-        """Hide later tokens. A prototype of several tokens stays; its bias is the logarithm of their number."""
+        """Hide later tokens. A prototype of several tokens stays; its bias is the logarithm of
+        their number.
+        """
         later = (self._places()[..., 0] >= time) & (self.bias == 0)
         later[..., : self.far.start] = False
         return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time, rows=None)
@@ -195,23 +238,32 @@ class SlotContext(Context):
         return int((self.bias > -torch.inf).sum(-1).max()) if self.bias.numel() else 0
 
     def far_span(self) -> int | Tensor:
-        """Return the number of distinct times older than the near window, in the layer and head that has most."""
+        """Return the number of distinct times older than the near window, in the layer and head
+        that has most.
+        """
         _, older, rank = self._find_older(self._places())
         return _highest(rank, older, -1) + 1
 
     def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> Context:
         """Return the same tokens at consecutive positions."""
-        places, live, far, never = self._places(), self.bias > -torch.inf, self.far, torch.iinfo(torch.int64).min
+        places = self._places()
+        live = self.bias > -torch.inf
+        far = self.far
+        never = torch.iinfo(torch.int64).min
         near, older, rank = self._find_older(places)
         span = _highest(rank, older, -1) + 1 if span is None else span
         near = near if anchoring.near is None else torch.full_like(near, anchoring.near)
-        # The near window stays, or moves back to right after the prompt prefix and the older tokens.
+        # The near window stays, or moves back to right after the prompt prefix and the older
+        # tokens.
         begins = torch.minimum(near, torch.as_tensor(anchoring.origin + span, device=places.device))
-        shift, moving = near - begins, mark_moving_components(anchoring.moving, places.shape[-1], places.device)
-        own, time, chosen = places[..., far, :], places[..., far, 0], older[..., None]
+        shift = near - begins
+        moving = mark_moving_components(anchoring.moving, places.shape[-1], places.device)
+        own = places[..., far, :]
+        time = places[..., far, 0]
+        chosen = older[..., None]
         moves = torch.where(older, torch.where(shift > 0, begins - 1 - rank - time, 0), -shift)
-        # The highest position of each component, `[P]`: of older slots, if they stay and if they move, and of all
-        # others after the prompt prefix.
+        # The highest position of each component, `[P]`: of older slots, if they stay and if they
+        # move, and of all others after the prompt prefix.
         still = _highest(own, chosen, never, keep=1)
         moved = _highest(own - (time + rank)[..., None], chosen, never, keep=1) + begins - 1
         rest = torch.maximum(
@@ -225,7 +277,9 @@ class SlotContext(Context):
         after = highest.max().clamp(min=anchoring.origin - 1) + 1
         next_position = torch.where(shift > 0, after, anchoring.end)
         slots = replace(self, parts=(slice(None),))
-        return CompactContext(slots, anchoring, moves, anchoring.rotary(moving * shift), shift, next_position)
+        return CompactContext(
+            slots, anchoring, moves, anchoring.rotary(moving * shift), shift, next_position
+        )
 
     def _places(self) -> Tensor:
         if self.positions is None:
@@ -235,13 +289,18 @@ class SlotContext(Context):
     def _find_older(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what stands before the near window, without waiting for the device.
 
-        The window begins with its oldest exact token; if it has none, at `until`, or after all slots if that is None.
+        The window begins with its oldest exact token; if it has none, at `until`, or after all
+        slots if that is None.
 
         Returns:
-            The time at which it begins, `[]` int64; which far slots in use are older, `[L, H, F]` bool; and the dense
-            rank of their times, 0 for the newest, `[L, H, F]` int64, any number in other slots.
+            The time at which it begins, `[]` int64; which far slots in use are older, `[L, H, F]`
+            bool; and the dense rank of their times, 0 for the newest, `[L, H, F]` int64, any number
+            in other slots.
         """
-        time, live, far, never = places[..., 0], self.bias > -torch.inf, self.far, torch.iinfo(torch.int64).min
+        time = places[..., 0]
+        live = self.bias > -torch.inf
+        far = self.far
+        never = torch.iinfo(torch.int64).min
         newest = _highest(time[..., far.start :], live[..., far.start :], never)
         after = torch.where(newest == never, 0, newest + 1)
         begins = after if self.until is None else torch.full_like(newest, self.until)
@@ -249,36 +308,48 @@ class SlotContext(Context):
         near = torch.where(exact.any(), -_highest(-time[..., far.stop :], exact, never), begins)
         older = live[..., far] & (time[..., far] < near)
         # Equal times have one rank.
-        ordered, order = time[..., far].masked_fill(~older, never).sort(dim=-1, descending=True, stable=True)
+        ordered, order = (
+            time[..., far].masked_fill(~older, never).sort(dim=-1, descending=True, stable=True)
+        )
         new = (ordered[..., 1:] != ordered[..., :-1]) & (ordered[..., 1:] != never)
         rank = torch.cat((torch.zeros_like(ordered[..., :1]), new.cumsum(-1)), -1)
         return near, older, torch.zeros_like(order).scatter_(-1, order, rank)
 
 
 def _highest(values: Tensor, chosen: Tensor, never: int, *, keep: int = 0) -> Tensor:
-    """Return the highest chosen value over all but the last `keep` axes; `never` if there is none."""
+    """Return the highest chosen value over all but the last `keep` axes; `never` if there is
+    none.
+    """
     flat = values.masked_fill(~chosen, never).flatten(0, values.ndim - 1 - keep)
-    return flat.amax(0) if flat.shape[0] else torch.full(flat.shape[1:], never, device=values.device)
+    return (
+        flat.amax(0) if flat.shape[0] else torch.full(flat.shape[1:], never, device=values.device)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CompactContext(Context):
-    """Slots at consecutive positions; at stream positions while these are no more than are needed."""
+    """Slots at consecutive positions; at stream positions while these are no more than are
+    needed.
+    """
 
     slots: SlotContext  # the slots at their stream positions
     anchoring: PositionFacts  # the model and the stream
     moves: Tensor  # `[L, H, F]` int64, added to the moving components of each far slot
-    near_rotation: tuple[Tensor, Tensor]  # cos and sin `[D]` of `shift` positions, for queries of the near window
+    # cos and sin `[D]` of `shift` positions, for queries of the near window
+    near_rotation: tuple[Tensor, Tensor]
     shift: Tensor  # `[]` int64
     next_position: Tensor  # `[]` int64
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return older slots, rotated to where they are shown, and the near window."""
-        slots, far = self.slots, self.slots.far
+        slots = self.slots
+        far = self.slots.far
         shown = slots.segment(layer, slice(0, far.stop))
         if far.stop > far.start:
             keys = shown.keys.clone(memory_format=torch.contiguous_format)
-            rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
+            rotate_by_moves_(
+                keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving
+            )
             shown = replace(shown, keys=keys)
         return shown, slots.segment(layer, slice(far.stop, None), self.near_rotation)
 

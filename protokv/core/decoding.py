@@ -1,4 +1,6 @@
-"""Choose the next token, by penalties, greedily or by draw, and turn tokens into text as they come. Knows no models."""
+"""Choose the next token, by penalties, greedily or by draw, and turn tokens into text as they come.
+Knows no models.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,28 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How an answer is generated; by default greedily. The words are those of transformers' `GenerationConfig`.
+    """How an answer is generated; by default greedily. The words are those of transformers'
+    `GenerationConfig`.
 
     ConfigError: a value is out of its range.
 
     Attributes:
         max_new_tokens: the most tokens of an answer.
-        temperature: 0 takes the likeliest token; above 0 the logits are divided by it and a token is drawn.
-        top_p: draw from the smallest set of likeliest tokens that holds this share of the probability.
+        temperature: 0 takes the likeliest token; above 0 the logits are divided by it and a token
+            is drawn.
+        top_p: draw from the smallest set of likeliest tokens that holds this share of the
+            probability.
         top_k: draw from this many likeliest tokens, before `top_p`; 0: from all.
-        repetition_penalty: makes tokens of the prompt's text and of the answer so far less likely: their positive
-            logits are divided by it, and negative ones multiplied.
+        repetition_penalty: makes tokens of the prompt's text and of the answer so far less likely:
+            their positive logits are divided by it, and negative ones multiplied.
         seed: of the draw; the same seed gives the same answer on the same device.
-        presence_penalty, frequency_penalty: subtracted from the logits of tokens of the answer so far: once, and as
-            often as they are there, as OpenAI's interface has it.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens of the answer so
+            far: once, and as often as they are there, as OpenAI's interface has it.
         stop: the answer ends before the first of these texts.
-        top_logprobs: the answer says the chances of its tokens and of so many likeliest ones; None: it does not.
-        choices: the answer is the likeliest of these texts (`Session.choose`), and nothing is drawn; empty: any text.
+        top_logprobs: the answer says the chances of its tokens and of so many likeliest ones; None:
+            it does not.
+        choices: the answer is the likeliest of these texts (`Session.choose`), and nothing is
+            drawn; empty: any text.
     """
 
     max_new_tokens: int = 64
@@ -59,7 +66,9 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
-            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}", hint=f"use 1 to {MOST_NEW_TOKENS}")
+            raise ConfigError(
+                f"max_new_tokens is {self.max_new_tokens}", hint=f"use 1 to {MOST_NEW_TOKENS}"
+            )
         if not self.temperature >= 0:
             raise ConfigError(f"temperature is {self.temperature}", hint="use 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
@@ -67,7 +76,9 @@ class Decoding:
         if type(self.top_k) is not int or self.top_k < 0:
             raise ConfigError(f"top_k is {self.top_k}", hint="use a number of tokens, or 0 for all")
         if not 0 < self.repetition_penalty < inf:
-            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}", hint="use 1 (none) or more")
+            raise ConfigError(
+                f"repetition_penalty is {self.repetition_penalty}", hint="use 1 (none) or more"
+            )
         if len(self.choices) == 1:
             raise ConfigError("a single choice is none", hint="give two or more")
 
@@ -78,10 +89,12 @@ _LEAST_REPEATED = 32
 
 
 def is_looping(ids: Sequence[int]) -> bool:
-    """Return whether ids end in one group of tokens again and again, as greedy decoding does when it is stuck.
+    """Return whether ids end in one group of tokens again and again, as greedy decoding does when
+    it is stuck.
 
-    The group has at most `_MOST_PERIOD` tokens and stands there `_LEAST_REPEATS` times, for `_LEAST_REPEATED` tokens:
-    longer than laughter, and longer than the line below the head of a table.
+    The group has at most `_MOST_PERIOD` tokens and stands there `_LEAST_REPEATS` times, for
+    `_LEAST_REPEATED` tokens: longer than laughter, and longer than the line below the head of a
+    table.
     """
     for period in range(1, _MOST_PERIOD + 1):
         n = max(period * _LEAST_REPEATS, _LEAST_REPEATED)
@@ -95,26 +108,38 @@ def is_looping(ids: Sequence[int]) -> bool:
 class TokenSampler:
     """Chooses one token after another for one answer, without waiting for the device."""
 
-    def __init__(self, decoding: Decoding, device: torch.device, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, decoding: Decoding, device: torch.device, prompt: Sequence[int] = ()
+    ) -> None:
         """Seed a generator for this answer alone, so that asking changes no other random state.
 
-        `prompt` has the ids in front of the answer, for penalties; a negative one stands for what is no token.
+        `prompt` has the ids in front of the answer, for penalties; a negative one stands for what
+        is no token.
         """
         self._decoding = decoding
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
         penalises = decoding.repetition_penalty != 1
-        self._ids = torch.tensor(list(prompt), dtype=torch.int64, device=device) if penalises else None
+        self._ids = (
+            torch.tensor(list(prompt), dtype=torch.int64, device=device) if penalises else None
+        )
         self._counts: Tensor | None = None
         self._chances: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device."""
-        decoding, shown = self._decoding, logits
+        decoding = self._decoding
+        shown = logits
         if self._ids is not None:
             shown = penalise_repetition(shown, self._ids, decoding.repetition_penalty)
         if decoding.presence_penalty or decoding.frequency_penalty:
-            counts = self._counts = torch.zeros_like(logits) if self._counts is None else self._counts
-            shown = shown - decoding.presence_penalty * (counts > 0) - decoding.frequency_penalty * counts
+            counts = self._counts = (
+                torch.zeros_like(logits) if self._counts is None else self._counts
+            )
+            shown = (
+                shown
+                - decoding.presence_penalty * (counts > 0)
+                - decoding.frequency_penalty * counts
+            )
         chosen = self._choose(shown)
         if self._counts is not None:
             self._counts[chosen] += 1
@@ -128,48 +153,69 @@ class TokenSampler:
 
     @staticmethod
     def fetch(token: Tensor) -> int:
-        """Return the id of a chosen token `[1]`. This is the only wait for the device per generated token."""
+        """Return the id of a chosen token `[1]`. This is the only wait for the device per generated
+        token.
+        """
         return int(token)
 
     def mean_logprob(self) -> float:
-        """Return the mean log probability of the chosen tokens; it does not depend on `Decoding`."""
+        """Return the mean log probability of the chosen tokens; it does not depend on
+        `Decoding`.
+        """
         return float(torch.stack([chances[0] for _, chances in self._chances]).mean())
 
     def read_chances(self) -> list[list[TokenLogprob]]:
-        """Return the chances at each token: first of the chosen one, then of the `top_logprobs` likeliest."""
+        """Return the chances at each token: first of the chosen one, then of the `top_logprobs`
+        likeliest.
+        """
         read = ((ids.tolist(), chances.tolist()) for ids, chances in self._chances)
         return [[TokenLogprob(*one) for one in zip(*both, strict=True)] for both in read]
 
     def _choose(self, logits: Tensor) -> Tensor:
-        temperature, top_k, top_p = self._decoding.temperature, self._decoding.top_k, self._decoding.top_p
+        temperature = self._decoding.temperature
+        top_k = self._decoding.top_k
+        top_p = self._decoding.top_p
         if temperature == 0:
             return logits.argmax(0, keepdim=True)
         ordered, ids = (logits / temperature).softmax(-1).sort(descending=True)
         if top_k:
             ordered[top_k:] = 0
             ordered /= ordered.sum()
-        # A token stays if the likelier tokens together hold less than top_p, so the likeliest always stays.
+        # A token stays if the likelier tokens together hold less than top_p, so the likeliest
+        # always stays.
         ordered.masked_fill_(ordered.cumsum(0) - ordered >= top_p, 0)
-        # The largest of p / e with e exponential is drawn with probability p. torch.multinomial does the same, but
-        # waits for the device to check the probabilities.
-        drawn = (ordered / torch.empty_like(ordered).exponential_(generator=self._generator)).argmax(0, keepdim=True)
+        # The largest of p / e with e exponential is drawn with probability p. torch.multinomial
+        # does the same, but waits for the device to check the probabilities.
+        drawn = (
+            ordered / torch.empty_like(ordered).exponential_(generator=self._generator)
+        ).argmax(0, keepdim=True)
         return ids[drawn]
 
 
 def penalise_repetition(logits: Tensor, ids: Tensor, penalty: float) -> Tensor:
-    """Return logits `[vocabulary]`, those of tokens in `ids` `[n]` less likely by a penalty; negative ids are none."""
+    """Return logits `[vocabulary]`, those of tokens in `ids` `[n]` less likely by a penalty;
+    negative ids are none.
+    """
     # Boolean indexing would wait for the device, so what is no token goes into one slot more.
     marks = torch.zeros(len(logits) + 1, dtype=torch.bool, device=ids.device)
     marks.scatter_(0, torch.where(ids < 0, len(logits), ids), True)
-    return torch.where(marks[:-1], torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    return torch.where(
+        marks[:-1], torch.where(logits < 0, logits * penalty, logits / penalty), logits
+    )
 
 
 class Detokenizer:
-    """Turns a growing list of ids into pieces of text, until one of the stops has come (`stopped`)."""
+    """Turns a growing list of ids into pieces of text, until one of the stops has come
+    (`stopped`).
+    """
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> None:
-        """Start with no ids; `decode` is the backbone's, and the text ends before the first text of `stop`."""
-        self._decode, self._stop, self.stopped = decode, stop, False
+        """Start with no ids; `decode` is the backbone's, and the text ends before the first text of
+        `stop`.
+        """
+        self._decode = decode
+        self._stop = stop
+        self.stopped = False
         self._ids: list[int] = []
         self._shown = 0
 
@@ -192,5 +238,6 @@ class Detokenizer:
         end = min((at for one in self._stop if (at := text.find(one)) >= 0), default=-1)
         self.stopped = end >= 0
         end = end if self.stopped else len(text) - held
-        piece, self._shown = text[self._shown : end], max(end, self._shown)
+        piece = text[self._shown : end]
+        self._shown = max(end, self._shown)
         return piece

@@ -1,9 +1,10 @@
 """Evidence: the times of the stream that the model read for the first word of an answer.
 
 The attention of the last token of the question is computed again in the layers that read memory
-(`Backbone.reading_layers`; without them all are averaged, and a low share says nothing). The share of each slot is
-credited to the step at which its anchor stands, one n-th of it where the slot stands for n tokens: the rest is of
-tokens from anywhere in the past. `samples/studies/evidence/` measures how good this is on the embedded model.
+(`Backbone.reading_layers`; without them all are averaged, and a low share says nothing). The share
+of each slot is credited to the step at which its anchor stands, one n-th of it where the slot
+stands for n tokens: the rest is of tokens from anywhere in the past. `samples/studies/evidence/`
+measures how good this is on the embedded model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY_BIAS, KVSegment
-from protokv.core.parts import Evidence, EvidenceSpan, QuestionLogits, SessionView, TranscriptAttachment, Utterance
+from protokv.core.parts import (
+    Evidence,
+    EvidenceSpan,
+    QuestionLogits,
+    SessionView,
+    TranscriptAttachment,
+    Utterance,
+)
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
@@ -27,53 +35,82 @@ _MOST_SAID: Final = 8  # steps of a span whose words are told
 
 @torch.inference_mode()
 def find_evidence(session: SessionView, reading: QuestionLogits) -> Evidence:
-    """Return the spans that the last token of a recorded question read. ConfigError: the memory cannot tell places."""
-    backbone, clock, context = session.backbone, session.clock, reading.cache.context
+    """Return the spans that the last token of a recorded question read. ConfigError: the memory
+    cannot tell places.
+    """
+    backbone = session.backbone
+    clock = session.clock
+    context = reading.cache.context
     # Tokens of the answer need not be recorded.
-    queries, reading.cache.queries = reading.cache.queries, None
+    queries = reading.cache.queries
+    reading.cache.queries = None
     assert queries is not None
     layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
-    prefix, prelude = len(backbone.prefix_ids), reading.prelude
+    prefix = len(backbone.prefix_ids)
+    prelude = reading.prelude
     transcript = session.transcript
     breaks = None if transcript is None else transcript.breaks()
-    steps, shares_of_steps = [], []
+    steps = []
+    shares_of_steps = []
     for layer in layers:
-        query, positions = queries[layer], context.positions_at(layer)
+        query = queries[layer]
+        positions = context.positions_at(layer)
         if positions is None:
             name = session.config.name
-            raise ConfigError(f"{name} does not tell what an answer stood on", hint="ask without evidence")
+            raise ConfigError(
+                f"{name} does not tell what an answer stood on", hint="ask without evidence"
+            )
         segments = context.at(layer, query)
         local_keys, _ = reading.cache.memory_layers[layer].read()
-        to_slots, to_local = measure_attention_weights(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
+        to_slots, to_local = measure_attention_weights(
+            query[:, -1], segments, local_keys, backbone.head_size**-0.5
+        )
         bias = torch.cat([segment.bias for segment in segments], 1)
         to_slots = torch.where(bias > EMPTY_BIAS, to_slots / bias.clamp(min=0.0).exp(), 0.0)
-        found = [(positions[:, prefix:], to_slots[:, prefix:])]  # the prompt prefix stands before the stream
+        # the prompt prefix stands before the stream
+        found = [(positions[:, prefix:], to_slots[:, prefix:])]
         if len(prelude):
-            found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
+            found.append(
+                (prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)])
+            )
         for where, share in found:
             times = backbone.stream_times(where, clock, breaks)
             steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
             shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
     by_step: dict[int, float] = {}
-    for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
+    for step, share in zip(
+        torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True
+    ):
         by_step[step] = by_step.get(step, 0.0) + share
     spans = find_evidence_spans(by_step, clock.step_seconds)
     if transcript is not None:
-        spans = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in spans)
+        spans = tuple(
+            replace(one, words=_words(transcript, one, by_step, clock.step_seconds))
+            for one in spans
+        )
     return Evidence(spans, backbone.reading_layers is not None)
 
 
 def _words(
-    transcript: TranscriptAttachment, span: EvidenceSpan, by_step: Mapping[int, float], step_seconds: float
+    transcript: TranscriptAttachment,
+    span: EvidenceSpan,
+    by_step: Mapping[int, float],
+    step_seconds: float,
 ) -> tuple[Utterance, ...]:
     # A step next to the span touches it, give or take a rounding.
     lines = transcript.between(span.start_s + 1e-6, span.end_s - 1e-6)
-    most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:_MOST_SAID]
+    most = sorted(
+        lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0)
+    )[:_MOST_SAID]
     return tuple(sorted(most, key=lambda line: line.start_s))
 
 
-def find_evidence_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[EvidenceSpan, ...]:
-    """Join steps whose share is `LEAST_STEP_SHARE`, and a single one between two, to spans, strongest first."""
+def find_evidence_spans(
+    by_step: Mapping[int, float], step_seconds: float
+) -> tuple[EvidenceSpan, ...]:
+    """Join steps whose share is `LEAST_STEP_SHARE`, and a single one between two, to spans,
+    strongest first.
+    """
     runs: list[tuple[int, int]] = []
     for step in sorted(step for step, share in by_step.items() if share >= LEAST_STEP_SHARE):
         is_near = runs and step - runs[-1][1] <= 2
@@ -88,20 +125,25 @@ def find_evidence_spans(by_step: Mapping[int, float], step_seconds: float) -> tu
 def measure_attention_weights(
     query: Tensor, segments: Sequence[KVSegment], local_keys: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention weights of the last token `[Hq, D]`, rotated, the mean over the query heads of a KV head.
+    """Return the attention weights of the last token `[Hq, D]`, rotated, the mean over the query
+    heads of a KV head.
 
-    They are `[H, N]` of the `N` slots of all segments and `[H, n]` of the local tokens, whose keys are `[H, n, D]` and
-    all of which it sees: float32, together 1 in each head.
+    They are `[H, N]` of the `N` slots of all segments and `[H, n]` of the local tokens, whose keys
+    are `[H, n, D]` and all of which it sees: float32, together 1 in each head.
     """
     H, _, D = local_keys.shape
     asked = query.float() * scaling
     parts = []
     for segment in segments:
-        rotated = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
+        rotated = (
+            asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
+        )
         logits = torch.matmul(rotated.view(H, -1, D), segment.keys[..., :D].float().transpose(1, 2))
         parts.append(logits + segment.bias[:, None])
     parts.append(torch.matmul(asked.view(H, -1, D), local_keys.float().transpose(1, 2)))
     # Merge attention over disjoint sets by the sum of exponentials of each.
-    total = torch.stack([part.logsumexp(-1) for part in parts if part.shape[-1]], -1).logsumexp(-1, keepdim=True)
+    total = torch.stack([part.logsumexp(-1) for part in parts if part.shape[-1]], -1).logsumexp(
+        -1, keepdim=True
+    )
     *slots, local = [(part - total).exp().mean(1) for part in parts]
     return torch.cat([local[:, :0], *slots], 1), local

@@ -1,7 +1,9 @@
-"""`Graphs`: calls that do the same work on the same memory each time, captured as CUDA graphs and replayed.
+"""`Graphs`: calls that do the same work on the same memory each time, captured as CUDA graphs and
+replayed.
 
-A forward is thousands of small kernels, which a device runs faster than Python launches them. A graph launches them all
-at once. What differs from call to call is data on the device, in the tensors that a call is given.
+A forward is thousands of small kernels, which a device runs faster than Python launches them. A
+graph launches them all at once. What differs from call to call is data on the device, in the
+tensors that a call is given.
 """
 
 from __future__ import annotations
@@ -26,10 +28,13 @@ class Graphs:
     how: dict[str, str]  # by name, how the last call was run: by a graph, or why not
 
     def __init__(self, device: torch.device, why_not: str = "", *, beside: bool = False) -> None:
-        """Capture on this device, unless there is a reason not to; `beside` what is launched later, until `join`."""
+        """Capture on this device, unless there is a reason not to; `beside` what is launched later,
+        until `join`.
+        """
         self.why_not = why_not or ("" if _can_capture(device) else f"a {device.type} has no graphs")
         self.how = {}
-        self._device, self._pool = device, None
+        self._device = device
+        self._pool = None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
         self._stream: Any = _make_stream(device) if beside and not self.why_not else None
         self._is_beside = False
@@ -39,18 +44,30 @@ class Graphs:
         """Return those of a copy, which has other memory."""
         return Graphs(self._device, self.why_not, beside=self._stream is not None)
 
-    def run(self, name: str, form: Hashable, call: Callable[..., Any], *given: Tensor, at_once: bool = False) -> Any:
-        """Return `call(*given)`, by a graph from the second time on; its results hold until the next call.
+    def run(
+        self,
+        name: str,
+        form: Hashable,
+        call: Callable[..., Any],
+        *given: Tensor,
+        at_once: bool = False,
+    ) -> Any:
+        """Return `call(*given)`, by a graph from the second time on; its results hold until the
+        next call.
 
         Args:
             name: what it is, for `how`.
-            form: all that the work depends on besides the shapes of `given`, and data on the device; None: it differs
-                each time.
-            call: waits for nothing, and returns tensors, or what holds them: the same objects from every replay.
+            form: all that the work depends on besides the shapes of `given`, and data on the
+                device; None: it differs each time.
+            call: waits for nothing, and returns tensors, or what holds them: the same objects from
+                every replay.
             given: tensors of the device, all that differs from call to call.
-            at_once: capture at the first time. Then `call` changes nothing that a second one would see.
+            at_once: capture at the first time. Then `call` changes nothing that a second one would
+                see.
         """
-        why = self.why_not or ("" if form is not None else "the memory shows other buffers each time")
+        why = self.why_not or (
+            "" if form is not None else "the memory shows other buffers each time"
+        )
         if not why:
             key = name, form, *((one.shape, one.dtype) for one in given)
             part = self._parts.get(key, "its first time")
@@ -70,7 +87,9 @@ class Graphs:
         self.how[name] = why
         return call(*given)
 
-    def _launch(self, buffers: list[Tensor], replay: Callable[[], None], given: tuple[Tensor, ...]) -> None:
+    def _launch(
+        self, buffers: list[Tensor], replay: Callable[[], None], given: tuple[Tensor, ...]
+    ) -> None:
         self.join()
         for held, new in zip(buffers, given, strict=True):
             held.copy_(new, non_blocking=True)
@@ -88,7 +107,9 @@ class Graphs:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._is_beside = False
 
-    def _capture(self, key: tuple[Hashable, ...], call: Callable[..., Any], given: tuple[Tensor, ...]) -> _Part | str:
+    def _capture(
+        self, key: tuple[Hashable, ...], call: Callable[..., Any], given: tuple[Tensor, ...]
+    ) -> _Part | str:
         buffers = [one.clone() for one in given]
         try:
             if self._pool is None:
@@ -114,10 +135,17 @@ def _make_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any]:
-    """Return what replays a call, which is not run, and its result. RuntimeError: it cannot be captured."""
+def _capture(
+    call: Callable[[], Any], device: torch.device, pool: Any
+) -> tuple[Callable[[], None], Any]:
+    """Return what replays a call, which is not run, and its result. RuntimeError: it cannot be
+    captured.
+    """
     graph = torch.cuda.CUDAGraph()
     # Other threads read frames and pin them meanwhile.
-    with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with (
+        torch.cuda.device(device),
+        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+    ):
         result = call()
     return graph.replay, result

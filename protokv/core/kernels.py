@@ -1,9 +1,10 @@
 """Softmax attention that also returns its log-sum-exp, by the kernel that fits device and dtype.
 
-torch's public `scaled_dot_product_attention` does not return the log-sum-exp; its kernels do. Those of CUDA take a mask
-in the dtype of the query alone, which is exact for 0 and `-inf` and too coarse for a bias. So in half precision the
-bias is a part of the product: further columns of the keys hold it, in parts that add up to float32's precision, and
-the query has 1 there. No kernel needs a compiler.
+torch's public `scaled_dot_product_attention` does not return the log-sum-exp; its kernels do. Those
+of CUDA take a mask in the dtype of the query alone, which is exact for 0 and `-inf` and too coarse
+for a bias. So in half precision the bias is a part of the product: further columns of the keys hold
+it, in parts that add up to float32's precision, and the query has 1 there. No kernel needs a
+compiler.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch.nn import functional
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 BIAS_COLUMNS = 8  # columns behind the keys for the bias: rows of keys stay aligned to 16 bytes
 _USED_COLUMNS = 3  # of these, the first ones, whose numbers add up to the bias
-# The part of a free slot in each column, before the scale. It hides the slot beside any other, and lies so near to 0
-# that the logits of slots that are all free are finite and exact in every dtype.
+# The part of a free slot in each column, before the scale. It hides the slot beside any other, and
+# lies so near to 0 that the logits of slots that are all free are finite and exact in every dtype.
 _FREE = -(2.0**15)
 _FLASH = 256  # the largest head that flash attention takes
 
@@ -28,15 +29,19 @@ _FLASH = 256  # the largest head that flash attention takes
 def compute_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Return attention of queries `[H, M, D]` over keys and values `[H, N, D]` of one dtype, `N > 0`.
+    """Return attention of queries `[H, M, D]` over keys and values `[H, N, D]` of one dtype, `N >
+    0`.
 
-    The mask, float32, is added to the logits: `[H, 1, N]`, the same for all queries, or `[1, M, N]`, the same in all
-    heads. No row may be all `-inf`: it has no log-sum-exp. `scaling` is the factor on the logits.
+    The mask, float32, is added to the logits: `[H, 1, N]`, the same for all queries, or `[1, M,
+    N]`, the same in all heads. No row may be all `-inf`: it has no log-sum-exp. `scaling` is the
+    factor on the logits.
 
     Returns:
-        `[H, M, D]` in the dtype of the query, and the natural log of the sum of exponentials, `[H, M]` float32.
+        `[H, M, D]` in the dtype of the query, and the natural log of the sum of exponentials, `[H,
+        M]` float32.
     """
-    device, size = query.device.type, query.shape[-1]
+    device = query.device.type
+    size = query.shape[-1]
     if device == "cpu":
         return _cpu(query, keys, values, mask, scaling)
     exact = query.dtype not in HALF_DTYPES or mask is None or mask.shape[1] > 1
@@ -46,9 +51,15 @@ def compute_attention(
 
 
 def compute_biased_attention(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float, wide: Tensor | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    scaling: float,
+    wide: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `compute_attention` with a finite bias `[H, N]` float32; keys and values may have its columns.
+    """Return `compute_attention` with a finite bias `[H, N]` float32; keys and values may have its
+    columns.
 
     `wide` is what `append_ones` returns for the query, if it is at hand.
     """
@@ -70,14 +81,17 @@ def compute_biased_attention(
 
 
 def merge_attention(parts: Sequence[tuple[Tensor, Tensor]], groups: int) -> Tensor:
-    """Merge attentions over disjoint sets of tokens into the attention over all of them, summed in float32.
+    """Merge attentions over disjoint sets of tokens into the attention over all of them, summed in
+    float32.
 
-    Parts are outputs `[H, M, D]` of M = groups * T queries, and their log-sum-exp `[H, M]` float32, as
-    `compute_attention` returns them. Returns `[H * groups, T, D]`, on a device token by token, as a model reads it.
+    Parts are outputs `[H, M, D]` of M = groups * T queries, and their log-sum-exp `[H, M]` float32,
+    as `compute_attention` returns them. Returns `[H * groups, T, D]`, on a device token by token,
+    as a model reads it.
     """
     total, (H, M, D) = parts[0][0], parts[0][0].shape
     if len(parts) > 1:
-        outs, shares = [out for out, _ in parts], torch.stack([lse for _, lse in parts], -1).softmax(-1)
+        outs = [out for out, _ in parts]
+        shares = torch.stack([lse for _, lse in parts], -1).softmax(-1)
         rounded = torch.empty_like(total)
         if total.is_cuda:
             outs = [out.view(H, groups, -1, D) for out in outs]
@@ -92,7 +106,9 @@ def merge_attention(parts: Sequence[tuple[Tensor, Tensor]], groups: int) -> Tens
 
 
 def merge_attention_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Merge two parts as `merge_attention` does, with fewer kinds of calls, which cost most for one query on a CPU."""
+    """Merge two parts as `merge_attention` does, with fewer kinds of calls, which cost most for one
+    query on a CPU.
+    """
     share = (other[1] - one[1]).sigmoid_().unsqueeze(-1)
     return torch.lerp(one[0].float(), other[0].float(), share).to(one[0].dtype)
 
@@ -103,8 +119,11 @@ def uses_bias_columns(head_size: int, dtype: torch.dtype, device: torch.device) 
 
 
 def make_bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
-    """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: the first columns, `[..., N, 3]`."""
-    rest, columns = (bias / scaling).clamp_(min=_USED_COLUMNS * _FREE), list[Tensor]()
+    """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: the first columns,
+    `[..., N, 3]`.
+    """
+    rest = (bias / scaling).clamp_(min=_USED_COLUMNS * _FREE)
+    columns = list[Tensor]()
     for _ in range(_USED_COLUMNS):
         # Each holds what the ones before it have rounded off.
         columns.append(rest.clamp(min=_FREE).to(dtype))
@@ -118,12 +137,16 @@ def append_ones(query: Tensor) -> Tensor:
 
 
 def hide_rows_(keys: Tensor, hidden: Tensor) -> None:
-    """Give rows of keys `[..., N, D + BIAS_COLUMNS]` the bias of a free slot where `hidden` `[N]`, else none."""
+    """Give rows of keys `[..., N, D + BIAS_COLUMNS]` the bias of a free slot where `hidden` `[N]`,
+    else none.
+    """
     keys[..., -BIAS_COLUMNS : _USED_COLUMNS - BIAS_COLUMNS] = hidden[:, None] * _FREE
 
 
 def append_bias_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys `[..., N, D + BIAS_COLUMNS]` with the columns of their bias, and values with as many zeros."""
+    """Return keys `[..., N, D + BIAS_COLUMNS]` with the columns of their bias, and values with as
+    many zeros.
+    """
     zeros = columns.new_zeros(()).expand(*columns.shape[:-1], BIAS_COLUMNS - columns.shape[-1])
     return torch.cat((keys, columns, zeros), -1), functional.pad(values, (0, BIAS_COLUMNS))
 
@@ -134,7 +157,9 @@ def _is_aligned(head_size: int) -> bool:
 
 
 def has_bfloat16_instructions() -> bool:
-    """Return whether this processor has instructions for products of bfloat16; else they take several times as long."""
+    """Return whether this processor has instructions for products of bfloat16; else they take
+    several times as long.
+    """
     if machine() in ("arm64", "aarch64"):
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -151,7 +176,9 @@ def has_flash(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
-def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+def _cpu(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor]:
     """Call torch's fused CPU kernel. It reads the mask in place, broadcast by a stride of 0."""
     # With few queries the calls themselves cost much, so views are made in the cheapest way.
     masks = None if mask is None else mask.expand(1, query.shape[0], query.shape[1], -1)
@@ -162,7 +189,9 @@ def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scali
 
 
 def fit_mask(mask: Tensor, query: Tensor) -> Tensor:
-    """Return a mask as the kernel of CUDA takes it, in the dtype of the query and in aligned rows; others as it is."""
+    """Return a mask as the kernel of CUDA takes it, in the dtype of the query and in aligned rows;
+    others as it is.
+    """
     aligned = not any(step % 16 for step in (mask.storage_offset(), *mask.stride()[:-1]))
     if query.device.type != "cuda" or (mask.dtype == query.dtype and aligned):
         return mask
@@ -174,7 +203,9 @@ def _efficient(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Call CUDA's memory-efficient kernel."""
-    H, M, N = query.shape[0], query.shape[1], keys.shape[1]
+    H = query.shape[0]
+    M = query.shape[1]
+    N = keys.shape[1]
     masks = None if mask is None else fit_mask(mask, query).expand(H, M, N)[None]
     out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query[None], keys[None], values[None], masks, True, scale=scaling
@@ -185,7 +216,9 @@ def _efficient(
 def _by_products(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute two products and a float32 softmax, for devices without a kernel that returns the log-sum-exp."""
+    """Compute two products and a float32 softmax, for devices without a kernel that returns the
+    log-sum-exp.
+    """
     logits = torch.matmul(query.float() * scaling, keys.float().transpose(1, 2))
     if mask is not None:
         logits = logits + mask

@@ -1,6 +1,8 @@
-"""What layers of a model hold that a memory does not serve: windows of sliding layers, states of linear ones.
+"""What layers of a model hold that a memory does not serve: windows of sliding layers, states of
+linear ones.
 
-In a state the tensor `layers.kinds` names the kind of each layer, and what layer 3 holds is `layers.3.NAME`.
+In a state the tensor `layers.kinds` names the kind of each layer, and what layer 3 holds is
+`layers.3.NAME`.
 """
 
 from __future__ import annotations
@@ -28,20 +30,36 @@ class LayerKind(IntEnum):
 
 
 def declare_layer_tensors(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Declare what layers hold: the kinds, and by the name of a layer `[H, n, D]` of a window, or a state."""
+    """Declare what layers hold: the kinds, and by the name of a layer `[H, n, D]` of a window, or a
+    state.
+    """
     found = []
     for name, one in held.items():
-        sizes, what = tuple(one.shape), name.split(".")[-1 if is_window_tensor(name) else -2]
+        sizes = tuple(one.shape)
+        what = name.split(".")[-1 if is_window_tensor(name) else -2]
         if name == LAYER_KINDS:
-            meaning = "of each layer of the model: its kind (0 full, 1 sliding, 2 linear), and whether it shares tokens"
+            meaning = (
+                "of each layer of the model: its kind (0 full, 1 sliding, 2 linear), and whether "
+                "it shares tokens"
+            )
             found.append(TensorSpec(name, ("model_layer", "field"), sizes, torch.int32, meaning))
         elif is_window_tensor(name):
-            dims = tuple(f"{name.rpartition('.')[0]} {axis}" for axis in ("head", "token", "feature"))
+            dims = tuple(
+                f"{name.rpartition('.')[0]} {axis}" for axis in ("head", "token", "feature")
+            )
             meaning = f"last {what} of a sliding layer, rotated"
             found.append(TensorSpec(name, dims, (sizes[0], None, *sizes[2:]), one.dtype, meaning))
         else:
             dims = tuple(f"{name} {axis}" for axis in range(len(sizes)))
-            found.append(TensorSpec(name, dims, sizes, one.dtype, f"{what} of a linear layer, as transformers has it"))
+            found.append(
+                TensorSpec(
+                    name,
+                    dims,
+                    sizes,
+                    one.dtype,
+                    f"{what} of a linear layer, as transformers has it",
+                )
+            )
     return tuple(found)
 
 
@@ -51,7 +69,9 @@ def is_window_tensor(name: str) -> bool:
 
 
 def read_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the kind of every layer of the model that left this; nothing if all have full attention. StateCorrupt."""
+    """Return the kind of every layer of the model that left this; nothing if all have full
+    attention. StateCorrupt.
+    """
     if not held:
         return {}
     kinds = held.get(LAYER_KINDS)
@@ -60,10 +80,16 @@ def read_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
     rows: list[list[int]] = kinds.tolist()
     if any(kind not in set(LayerKind) or shares not in (0, 1) for kind, shares in rows):
         raise StateCorrupt(f"state: tensor {LAYER_KINDS} names a kind of layer that there is not")
-    return {"layer_kinds": [{"kind": LayerKind(kind).name.lower(), "shared": bool(shares)} for kind, shares in rows]}
+    return {
+        "layer_kinds": [
+            {"kind": LayerKind(kind).name.lower(), "shared": bool(shares)} for kind, shares in rows
+        ]
+    }
 
 
-def clean_layer_tensors(held: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def clean_layer_tensors(
+    held: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return what layers hold without numbers that are not finite; nothing waits for the device."""
     settled = {}
     for name, one in held.items():

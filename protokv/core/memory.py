@@ -1,6 +1,8 @@
-"""`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `SingleDeviceMemory`, in declared parts.
+"""`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `SingleDeviceMemory`,
+in declared parts.
 
-A memory takes keys as the model rotated them and returns a `Context`. Knows no model, file or session.
+A memory takes keys as the model rotated them and returns a `Context`. Knows no model, file or
+session.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_g
 class Memory(ABC):
     """State of a stream. One memory serves all layers and KV heads of a model."""
 
-    bounded: bool = True  # whether its bytes stop growing; False for a reference that keeps everything
-    hides_recent: bool = True  # whether `recall().before(time)` works, so that the last steps can be read again
+    # whether its bytes stop growing; False for a reference that keeps everything
+    bounded: bool = True
+    # whether `recall().before(time)` works, so that the last steps can be read again
+    hides_recent: bool = True
     graphs: Graphs | None = None  # of its updates
     steady: bool = False  # whether `context` does the same work on the same buffers each time
     retrieves: bool = False  # whether what `recall` shows depends on the question
@@ -33,13 +37,17 @@ class Memory(ABC):
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix, `[L, H, P0, D]` each: kept exactly for ever. Once, before any step."""
+        """Take the prompt prefix, `[L, H, P0, D]` each: kept exactly for ever. Once, before any
+        step.
+        """
 
     def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
-        """Choose the visual tokens of the next step that are forwarded at all; by default all of them.
+        """Choose the visual tokens of the next step that are forwarded at all; by default all of
+        them.
 
-        Called once a step and in order, before the model reads it. Features are `[V, E]` model dtype in raster order,
-        of a grid of rows and columns. Returned are indices `[n]` int64 into them, increasing, at least one; None: all.
+        Called once a step and in order, before the model reads it. Features are `[V, E]` model
+        dtype in raster order, of a grid of rows and columns. Returned are indices `[n]` int64 into
+        them, increasing, at least one; None: all.
         """
         return None
 
@@ -48,13 +56,17 @@ class Memory(ABC):
         """Take one step of the stream."""
 
     def join(self) -> None:
-        """Let a device read this memory only when it has taken the last step; every method does so by itself."""
+        """Let a device read this memory only when it has taken the last step; every method does so
+        by itself.
+        """
         if self.graphs is not None:
             self.graphs.join()
 
     @abstractmethod
     def context(self) -> Context:
-        """Return what a new step attends to. Changes no state; the tensors are live, valid until `append`."""
+        """Return what a new step attends to. Changes no state; the tensors are live, valid until
+        `append`.
+        """
 
     def recall(self) -> Context:
         """Return what a question attends to; by default `context()`."""
@@ -66,14 +78,16 @@ class Memory(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return the whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
+        """Return the whole state by name, contiguous. Some tensors are live: copy or write them
+        before `append`.
+        """
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device, into this empty memory.
 
-        Its names, shapes and dtypes are checked already (`core.build.restore_memory`). StateCorrupt: a tensor holds an
-        index out of range; this memory is then of no use.
+        Its names, shapes and dtypes are checked already (`core.build.restore_memory`).
+        StateCorrupt: a tensor holds an index out of range; this memory is then of no use.
         """
 
     @abstractmethod
@@ -87,7 +101,9 @@ class Memory(ABC):
 
     @property
     def most_bytes(self) -> int | None:
-        """The most bytes that the tensors of its state can take; None if they grow with the stream."""
+        """The most bytes that the tensors of its state can take; None if they grow with the
+        stream.
+        """
         return sum(spec.nbytes for spec in self.specs()) if self.bounded else None
 
     @abstractmethod
@@ -103,12 +119,16 @@ class SingleDeviceMemory(Memory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         """Make an empty memory. ConfigError: the config does not fit the model."""
-        self._config, self._shape, self._rotary = config, shape, rotary
+        self._config = config
+        self._shape = shape
+        self._rotary = rotary
         self._sanitizer = StepSanitizer(shape)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Return the tensors of its state under these settings; a subclass adds its own. Allocates nothing."""
+        """Return the tensors of its state under these settings; a subclass adds its own. Allocates
+        nothing.
+        """
         return (*KVSlots.declare(shape), *StepSanitizer.declare())
 
     def parts(self) -> Sequence[StateTensors]:
@@ -124,15 +144,21 @@ class SingleDeviceMemory(Memory):
         return None
 
     def _admit(self, step: StepKV, last_step: int) -> StepKV:
-        """Return the step without numbers that are not finite; refuse it before `start`, or after a later one."""
+        """Return the step without numbers that are not finite; refuse it before `start`, or after a
+        later one.
+        """
         self._check_order(step, last_step)
         return self._sanitizer.admit(step)
 
     def _check_order(self, step: StepKV, last_step: int) -> None:
         if not self._slots.started:
-            raise RuntimeError("the memory needs its prompt prefix before the first step: call start()")
+            raise RuntimeError(
+                "the memory needs its prompt prefix before the first step: call start()"
+            )
         if step.step <= last_step:
-            raise ValueError(f"step {step.step} came after step {last_step}; indices must increase from 0")
+            raise ValueError(
+                f"step {step.step} came after step {last_step}; indices must increase from 0"
+            )
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return the declaration of its state."""
@@ -140,7 +166,9 @@ class SingleDeviceMemory(Memory):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the whole state by name: live tensors, contiguous or not."""
-        return {name: tensor for part in self.parts() for name, tensor in part.live_tensors().items()}
+        return {
+            name: tensor for part in self.parts() for name, tensor in part.live_tensors().items()
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state by name, contiguous."""

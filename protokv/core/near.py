@@ -1,8 +1,9 @@
 """The near window: the most recent steps, exact, in slots that attention reads in place.
 
-`NearWindow` is a ring of W tokens in the near part of `KVSlots`. Whole steps leave it, oldest first, before it exceeds
-W; of a step larger than W the last W tokens stay. Invariant: the tokens held are ring positions `start .. start +
-count`, in stream order; their bias is 0, or `-inf` for tokens dropped as not finite, and `-inf` in free slots.
+`NearWindow` is a ring of W tokens in the near part of `KVSlots`. Whole steps leave it, oldest
+first, before it exceeds W; of a step larger than W the last W tokens stay. Invariant: the tokens
+held are ring positions `start .. start + count`, in stream order; their bias is 0, or `-inf` for
+tokens dropped as not finite, and `-inf` in free slots.
 """
 
 from __future__ import annotations
@@ -26,24 +27,35 @@ _AXES: Final = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usabl
 
 
 class KVSlots(StateTensors):
-    """Keys and values `[L, H, P0 + far + near, D]` with a logit bias a slot, all free at first but for the prefix."""
+    """Keys and values `[L, H, P0 + far + near, D]` with a logit bias a slot, all free at first but
+    for the prefix.
+    """
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
-        P0, D = shape.sink_tokens, shape.head_size
-        heads, N = (shape.layers, shape.kv_heads), P0 + far + near
+        P0 = shape.sink_tokens
+        D = shape.head_size
+        heads = (shape.layers, shape.kv_heads)
+        N = P0 + far + near
         wide = kernels.uses_bias_columns(D, shape.dtype, shape.device)
         size = (*heads, N + ANSWER_ROWS * wide, D + kernels.BIAS_COLUMNS * wide)
         keys, values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
-        self.keys, self.values = keys[:, :, :N, :D], values[:, :, :N, :D]
-        self._rows = (keys, values) if wide else None  # as attention reads them, with the columns of the bias
+        self.keys = keys[:, :, :N, :D]
+        self.values = values[:, :, :N, :D]
+        # as attention reads them, with the columns of the bias
+        self._rows = (keys, values) if wide else None
         # The same for all heads together, and how many rows each of them has there.
-        self.flat, self.rows_of_head = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2)[:, :D]), size[2]
+        self.flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2)[:, :D])
+        self.rows_of_head = size[2]
         self.bias = torch.full((*heads, N), -torch.inf, device=shape.device)
-        self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
+        self.sink = slice(0, P0)
+        self.far = slice(P0, P0 + far)
+        self.near = slice(P0 + far, P0 + far + near)
         self.started = False
 
     def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix, `[L, H, P0, D]` each. RuntimeError: the stream has started already."""
+        """Take the prompt prefix, `[L, H, P0, D]` each. RuntimeError: the stream has started
+        already.
+        """
         if self.started:
             raise RuntimeError("the memory has its prompt prefix already")
         self.keys[:, :, self.sink] = keys
@@ -51,15 +63,19 @@ class KVSlots(StateTensors):
         self.bias[:, :, self.sink] = 0.0
         self.started = True
 
-    def context(self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None) -> SlotContext:
-        """Return all slots, given stream positions: `near` `[near, P]` int64, and what returns `[L, H, far, P]`.
+    def context(
+        self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None
+    ) -> SlotContext:
+        """Return all slots, given stream positions: `near` `[near, P]` int64, and what returns `[L,
+        H, far, P]`.
 
         Only the first `used` far slots may hold anything; None: all.
         """
 
         def positions() -> Tensor:
             L, H = self.keys.shape[:2]
-            P0, P = self.sink.stop, near.shape[1]
+            P0 = self.sink.stop
+            P = near.shape[1]
             line = torch.arange(P0, device=near.device)[:, None].expand(P0, P)
             parts = [line.expand(L, H, P0, P), near.expand(L, H, *near.shape)]
             return torch.cat(parts if far is None else [parts[0], far(), parts[1]], 2)
@@ -69,8 +85,12 @@ class KVSlots(StateTensors):
             columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
             self._rows[0][:, :, : columns.shape[2], D : D + columns.shape[-1]] = columns
         end = self.far.stop if used is None else self.far.start + used
-        parts = (slice(None),) if end == self.far.stop else (slice(0, end), slice(self.far.stop, None))
-        return SlotContext(self.keys, self.values, self.bias, self.far, positions, parts=parts, rows=self._rows)
+        parts = (
+            (slice(None),) if end == self.far.stop else (slice(0, end), slice(self.far.stop, None))
+        )
+        return SlotContext(
+            self.keys, self.values, self.bias, self.far, positions, parts=parts, rows=self._rows
+        )
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -84,7 +104,10 @@ class KVSlots(StateTensors):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the prompt prefix."""
-        return {"sink.keys": self.keys[:, :, self.sink], "sink.values": self.values[:, :, self.sink]}
+        return {
+            "sink.keys": self.keys[:, :, self.sink],
+            "sink.values": self.values[:, :, self.sink],
+        }
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the prompt prefix of a checked state."""
@@ -92,9 +115,13 @@ class KVSlots(StateTensors):
         self.start(tensors["sink.keys"], tensors["sink.values"])
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return the bias of the prompt prefix, the columns of the bias of all slots, and what stands behind these."""
+        """Return the bias of the prompt prefix, the columns of the bias of all slots, and what
+        stands behind these.
+        """
         N, D = self.keys.shape[2:]
-        beside = [part for rows in self._rows or () for part in (rows[:, :, :N, D:], rows[:, :, N:])]
+        beside = [
+            part for rows in self._rows or () for part in (rows[:, :, :N, D:], rows[:, :, N:])
+        ]
         return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": beside} if beside else {})
 
 
@@ -114,7 +141,9 @@ class ExactTokens:
 
 @dataclass(frozen=True, slots=True)
 class WindowMove:
-    """What the next step does to a window, in tokens. Once a window is full, steps of one size make equal moves."""
+    """What the next step does to a window, in tokens. Once a window is full, steps of one size make
+    equal moves.
+    """
 
     step: int  # number of the step
     start: int  # first slot in use before it comes
@@ -126,28 +155,40 @@ class WindowMove:
 
 
 class NearWindow(StateTensors):
-    """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `ExactTokens`, of the slots.
+    """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in
+    `ExactTokens`, of the slots.
 
-    A step is `plan` and `tell`, on the host, and `write`, on the device. What that does depends on the sizes of the
-    last `WindowMove` alone; where the ring begins, and which step it is, it reads from `told`.
+    A step is `plan` and `tell`, on the host, and `write`, on the device. What that does depends on
+    the sizes of the last `WindowMove` alone; where the ring begins, and which step it is, it reads
+    from `told`.
     """
 
-    def __init__(self, slots: KVSlots, position_components: int, *, steps: int | None = None, told: int = 0) -> None:
-        """Make an empty window of at most `steps` steps, None: of any number; `tell` takes `told` more numbers."""
+    def __init__(
+        self, slots: KVSlots, position_components: int, *, steps: int | None = None, told: int = 0
+    ) -> None:
+        """Make an empty window of at most `steps` steps, None: of any number; `tell` takes `told`
+        more numbers.
+        """
         near = slots.near
-        self.keys, self.values = slots.keys[:, :, near], slots.values[:, :, near]
-        self._bias, self._steps = slots.bias[:, :, near], steps
-        W, device = self.keys.shape[2], self.keys.device
+        self.keys = slots.keys[:, :, near]
+        self.values = slots.values[:, :, near]
+        self._bias = slots.bias[:, :, near]
+        self._steps = steps
+        W = self.keys.shape[2]
+        device = self.keys.device
         self.positions = torch.zeros(W, position_components, dtype=torch.int64, device=device)
         self.coordinates = torch.zeros(W, 2, device=device)
         self.step = torch.full((W,), -1, device=device)
         self.usable = torch.ones(W, dtype=torch.bool, device=device)
-        self._line, self._wrap = torch.arange(2 * W, device=device), max(W, 1)
-        # All that the host tells the device in a step: the first slot in use before it, its number, and `told` more.
+        self._line = torch.arange(2 * W, device=device)
+        self._wrap = max(W, 1)
+        # All that the host tells the device in a step: the first slot in use before it, its number,
+        # and `told` more.
         self.told = torch.zeros(2 + told, dtype=torch.float64, device=device)
         self.move = WindowMove(-1, 0, 0, 0, 0, 0)
         self._found: tuple[Tensor, Tensor] | None = None
-        # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of the device.
+        # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of
+        # the device.
         self._lengths: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -170,7 +211,10 @@ class NearWindow(StateTensors):
 
     def plan(self, step: int, tokens: int) -> WindowMove:
         """Make room for a step of so many tokens, on the host alone; return what it does."""
-        W, held, before, leaving = len(self.step), len(self), self._lengths[-1] if self._lengths else 0, 0
+        W = len(self.step)
+        held = len(self)
+        before = self._lengths[-1] if self._lengths else 0
+        leaving = 0
         while self._lengths and (held - leaving + tokens > W or len(self._lengths) == self._steps):
             leaving += self._lengths.popleft()
         kept = min(tokens, W)
@@ -180,7 +224,9 @@ class NearWindow(StateTensors):
         return self.move
 
     def tell(self, more: Sequence[float] = ()) -> None:
-        """Tell the device what was planned, and more numbers, by one copy that nothing waits for."""
+        """Tell the device what was planned, and more numbers, by one copy that nothing waits
+        for.
+        """
         told = torch.tensor([self.move.start, self.move.step, *more], dtype=torch.float64)
         if self.told.is_cuda:
             told = told.pin_memory()
@@ -188,21 +234,32 @@ class NearWindow(StateTensors):
         self._found = None
 
     def leaving(self, step: StepKV) -> ExactTokens:
-        """Return copies of the tokens that leave for the planned step, in stream order, before `write`."""
+        """Return copies of the tokens that leave for the planned step, in stream order, before
+        `write`.
+        """
         move = self.move
         out = self._at(self._ring()[0][: move.leaving])
         if move.surplus:
             surplus = step.tokens(slice(0, move.surplus))
             parts = {name: (getattr(out, name), getattr(surplus, name)) for name in _AXES}
-            out = ExactTokens(**{name: torch.cat(both, _AXES[name]) for name, both in parts.items()})
+            out = ExactTokens(
+                **{name: torch.cat(both, _AXES[name]) for name, both in parts.items()}
+            )
         return out
 
     def write(self, step: StepKV) -> None:
-        """Take the step that was planned, on the device alone; which of its tokens are usable is known."""
+        """Take the step that was planned, on the device alone; which of its tokens are usable is
+        known.
+        """
         move, (ring, number) = self.move, self._ring()
-        left, slots = ring[: move.leaving], ring[move.held :]
+        left = ring[: move.leaving]
+        slots = ring[move.held :]
         # Written by an index, a number is copied from the host first.
-        for held, axis, free in ((self._bias, 2, -torch.inf), (self.step, 0, -1), (self.usable, 0, True)):
+        for held, axis, free in (
+            (self._bias, 2, -torch.inf),
+            (self.step, 0, -1),
+            (self.usable, 0, True),
+        ):
             held.index_fill_(axis, left, free)
         if move.surplus:
             step = step.tokens(slice(move.surplus, None))
@@ -214,7 +271,9 @@ class NearWindow(StateTensors):
             self._bias[:, :, slots] = step.usable.log()
 
     def before(self) -> ExactTokens:
-        """Return copies of the tokens of the step before the planned one that are in the window, before `write`."""
+        """Return copies of the tokens of the step before the planned one that are in the window,
+        before `write`.
+        """
         move = self.move
         return self._at(self._ring()[0][move.held - move.before : move.held])
 
@@ -223,7 +282,9 @@ class NearWindow(StateTensors):
         return self._at(self._ring()[0][self.move.held :])
 
     def _ring(self) -> tuple[Tensor, Tensor]:
-        """Return slots, in stream order, of tokens before the last move and of its own; and its step, `[]` int64."""
+        """Return slots, in stream order, of tokens before the last move and of its own; and its
+        step, `[]` int64.
+        """
         if self._found is None:
             start, number = self.told[:2].long()
             some = self._line[: self.move.held + self.move.kept]
@@ -231,22 +292,55 @@ class NearWindow(StateTensors):
         return self._found
 
     def _at(self, slots: Tensor) -> ExactTokens:
-        return ExactTokens(**{name: getattr(self, name).index_select(axis, slots) for name, axis in _AXES.items()})
+        return ExactTokens(
+            **{name: getattr(self, name).index_select(axis, slots) for name, axis in _AXES.items()}
+        )
 
     @staticmethod
     def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
         """Declare a window of W tokens, or of any number (None)."""
-        L, H, D, P, W = shape.layers, shape.kv_heads, shape.head_size, shape.position_components, tokens
-        kv, token, place = (LAYER, "kv_head", "near_token", "feature"), ("near_token",), "stream position of each token"
-        i64, f32 = torch.int64, torch.float32
+        L = shape.layers
+        H = shape.kv_heads
+        D = shape.head_size
+        P = shape.position_components
+        W = tokens
+        kv = (LAYER, "kv_head", "near_token", "feature")
+        token = ("near_token",)
+        place = "stream position of each token"
+        i64 = torch.int64
+        f32 = torch.float32
         return (
-            TensorSpec("near.keys", kv, (L, H, W, D), shape.dtype, "keys of the near window, rotated"),
+            TensorSpec(
+                "near.keys", kv, (L, H, W, D), shape.dtype, "keys of the near window, rotated"
+            ),
             TensorSpec("near.values", kv, (L, H, W, D), shape.dtype, "values of the near window"),
             TensorSpec("near.positions", (*token, "component"), (W, P), i64, place, "position"),
-            TensorSpec("near.coordinates", (*token, "xy"), (W, 2), f32, "centre of each cell", "share of the image"),
-            TensorSpec("near.step", token, (W,), i64, "step of each token; -1: free", "step", fill=-1),
-            TensorSpec("near.usable", token, (W,), torch.bool, "False for tokens dropped as not finite", fill=1),
-            TensorSpec("near.ring", ("field",), (3,), i64, "first slot in use, slots in use, last step seen"),
+            TensorSpec(
+                "near.coordinates",
+                (*token, "xy"),
+                (W, 2),
+                f32,
+                "centre of each cell",
+                "share of the image",
+            ),
+            TensorSpec(
+                "near.step", token, (W,), i64, "step of each token; -1: free", "step", fill=-1
+            ),
+            TensorSpec(
+                "near.usable",
+                token,
+                (W,),
+                torch.bool,
+                "False for tokens dropped as not finite",
+                fill=1,
+            ),
+            TensorSpec(
+                "near.ring",
+                ("field",),
+                (3,),
+                i64,
+                "first slot in use, slots in use, last step seen",
+            ),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:
@@ -263,12 +357,16 @@ class NearWindow(StateTensors):
         W = len(tensors["near.step"])
         start, count, last_step = tensors["near.ring"].tolist()
         if not (0 <= start < max(W, 1) and 0 <= count <= W):
-            raise StateCorrupt(f"state: tensor near.ring holds {start}, {count} for a window of {W}")
+            raise StateCorrupt(
+                f"state: tensor near.ring holds {start}, {count} for a window of {W}"
+            )
         self.usable.fill_(True)
         for name, axis in {**_AXES, "step": 0}.items():
             getattr(self, name).narrow(axis, 0, W).copy_(tensors[f"near.{name}"])
         ring = (start + torch.arange(count, device=self.step.device)) % max(W, 1)
-        self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
+        self._lengths = deque(
+            torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist()
+        )
         n = self._lengths[-1] if self._lengths else 0
         self.move = WindowMove(last_step, start, 0, count - n, 0, n)
         self.tell()

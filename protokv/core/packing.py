@@ -1,8 +1,9 @@
 """The form of saved tensors: check it against the declaration, and leave unused slots out.
 
-A memory has the same bytes for the life of a stream, but a clip of ten seconds fills a hundredth of the default budget
-and should make a small file. For every axis in `SLOTS` the entries at its end are left out that hold `TensorSpec.fill`
-in all tensors with that axis, bit for bit: packing loses nothing, and equal states pack to equal bytes.
+A memory has the same bytes for the life of a stream, but a clip of ten seconds fills a hundredth of
+the default budget and should make a small file. For every axis in `SLOTS` the entries at its end
+are left out that hold `TensorSpec.fill` in all tensors with that axis, bit for bit: packing loses
+nothing, and equal states pack to equal bytes.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from torch import Tensor
 from protokv.core.tensors import SLOTS, TensorSpec
 from protokv.errors import StateCorrupt
 
-# The integer dtype of each element size: comparing as integers tells -0.0 from 0.0 and one NaN from another.
+# The integer dtype of each element size: comparing as integers tells -0.0 from 0.0 and one NaN from
+# another.
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
     """Check that a state has the declared names, shapes and dtypes, without reading a tensor.
 
-    An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it. StateCorrupt: naming the
-    first tensor that is missing, unknown or different.
+    An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it.
+    StateCorrupt: naming the first tensor that is missing, unknown or different.
     """
     sizes: dict[str, tuple[int, str]] = {}
     declared = {spec.name: spec for spec in specs}
@@ -33,62 +35,95 @@ def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]
             if spec.optional:
                 continue
             raise StateCorrupt(f"state: tensor {name} is missing")
-        shape, dtype = list(found[name].shape), found[name].dtype
+        shape = list(found[name].shape)
+        dtype = found[name].dtype
         axes = list(zip(spec.dims, spec.shape, shape, strict=False))
-        fits = all(want in (None, size) or (dim in SLOTS and size < want) for dim, want, size in axes)
+        fits = all(
+            want in (None, size) or (dim in SLOTS and size < want) for dim, want, size in axes
+        )
         if not fits or len(shape) != len(spec.shape) or dtype != spec.dtype:
             wanted = ", ".join(
-                dim if size is None else str(size) for dim, size in zip(spec.dims, spec.shape, strict=True)
+                dim if size is None else str(size)
+                for dim, size in zip(spec.dims, spec.shape, strict=True)
             )
-            raise StateCorrupt(f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {shape} {dtype}")
+            raise StateCorrupt(
+                f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {shape} {dtype}"
+            )
         for dim, want, size in axes:
             if (want is None or dim in SLOTS) and sizes.setdefault(dim, (size, name))[0] != size:
                 first, other = sizes[dim]
-                raise StateCorrupt(f"state: tensor {name} must have {first} {dim} entries as {other} has, got {size}")
+                raise StateCorrupt(
+                    f"state: tensor {name} must have {first} {dim} entries as {other} has, got "
+                    f"{size}"
+                )
     for name in found.keys() - declared.keys():
         raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
 
 
 def split_tensors(tensors: Mapping[str, Tensor], *groups: str) -> list[dict[str, Tensor]]:
-    """Return the tensors of a state that belong to each of some groups, and the others; all are named `GROUP.NAME`."""
+    """Return the tensors of a state that belong to each of some groups, and the others; all are
+    named `GROUP.NAME`.
+    """
     found: dict[str, dict[str, Tensor]] = {group: {} for group in (*groups, "")}
     for name, one in tensors.items():
         found.get(name.partition(".")[0], found[""])[name] = one
     return list(found.values())
 
 
-def trim_unused_slots(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
-    """Return the tensors of a state without unused slots, contiguous; tensors that lose nothing are not copied."""
+def trim_unused_slots(
+    tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]
+) -> dict[str, Tensor]:
+    """Return the tensors of a state without unused slots, contiguous; tensors that lose nothing are
+    not copied.
+    """
     declared = [spec for spec in specs if spec.name in tensors]
     packed = dict(tensors)
     for slot in SLOTS:
-        having = [spec for spec in declared if slot in spec.dims and spec.shape[spec.dims.index(slot)] is not None]
+        having = [
+            spec
+            for spec in declared
+            if slot in spec.dims and spec.shape[spec.dims.index(slot)] is not None
+        ]
         # The smallest first: its last entry usually shows at once that all slots are in use.
         having.sort(key=lambda spec: tensors[spec.name].numel())
         used = 0
         for spec in having:
             used = _used(packed[spec.name], spec, spec.dims.index(slot), used)
         for spec in having:
-            packed[spec.name] = packed[spec.name].narrow(spec.dims.index(slot), 0, used).contiguous()
+            packed[spec.name] = (
+                packed[spec.name].narrow(spec.dims.index(slot), 0, used).contiguous()
+            )
     return packed
 
 
-def restore_unused_slots(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
-    """Undo `trim_unused_slots`. The tensors must fit the specs (`check_tensor_shapes`); whole ones are not copied."""
+def restore_unused_slots(
+    tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]
+) -> dict[str, Tensor]:
+    """Undo `trim_unused_slots`. The tensors must fit the specs (`check_tensor_shapes`); whole ones
+    are not copied.
+    """
     whole = dict(tensors)
     for spec in specs:
         if (found := tensors.get(spec.name)) is None:
             continue
-        wanted = [size if want is None else want for want, size in zip(spec.shape, found.shape, strict=True)]
+        wanted = [
+            size if want is None else want
+            for want, size in zip(spec.shape, found.shape, strict=True)
+        ]
         if wanted != list(found.shape):
-            full = whole[spec.name] = torch.full(wanted, spec.fill, dtype=spec.dtype, device=found.device)
+            full = whole[spec.name] = torch.full(
+                wanted, spec.fill, dtype=spec.dtype, device=found.device
+            )
             full[tuple(slice(0, size) for size in found.shape)] = found
     return whole
 
 
 def _used(tensor: Tensor, spec: TensorSpec, axis: int, at_least: int) -> int:
-    """Return how many entries of an axis to keep, at least `at_least`, so that the rest hold only `fill`."""
-    size, bits = tensor.shape[axis], _BITS[tensor.element_size()]
+    """Return how many entries of an axis to keep, at least `at_least`, so that the rest hold only
+    `fill`.
+    """
+    size = tensor.shape[axis]
+    bits = _BITS[tensor.element_size()]
     fill = torch.full((1,), spec.fill, dtype=spec.dtype, device=tensor.device).view(bits)
     entries = tensor.view(bits).movedim(axis, 0).unsqueeze(-1).flatten(1)
     if at_least == size or bool((entries[size - 1] != fill).any()):

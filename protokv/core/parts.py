@@ -1,4 +1,6 @@
-"""What a session passes on and to whom: records, where its tokens stand, who listens, what its state has besides."""
+"""What a session passes on and to whom: records, where its tokens stand, who listens, what its
+state has besides.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from protokv.core.tensors import StateTensors, TensorSpec
 from protokv.errors import PositionWarning
 
 LEAST_EVIDENCE_SHARE: Final = 0.05
-"""Share of the strongest span below which the evidence may no longer be in memory. Fitted on development worlds,
-where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101 and 184)."""
+"""Share of the strongest span below which the evidence may no longer be in memory. Fitted on
+development worlds, where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101
+and 184)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class PositionedStep:
     coordinates: Tensor  # `[T, 2]` float32, centres of cells
     highest: tuple[int, ...]  # the highest position of each component in the whole step
     clock: StreamClock  # where the stream stands after it
-    words_end: StreamClock | None = None  # the same after the last step with words, up to this one; None: there is none
+    # the same after the last step with words, up to this one; None: there is none
+    words_end: StreamClock | None = None
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -41,33 +45,47 @@ class QuestionLogits:
     """A question that was forwarded."""
 
     logits: Tensor  # `[n, vocabulary]` float32 of its tokens, or of the last one alone
-    cache: TokenCache  # what it attended to, and its tokens after those of steps that were read again
-    next_position: int | None  # position of the first token of the answer; None: only the device needs it
+    # what it attended to, and its tokens after those of steps that were read again
+    cache: TokenCache
+    # position of the first token of the answer; None: only the device needs it
+    next_position: int | None
     prelude: Tensor  # stream positions `[R, P]` of the steps that were read again
 
 
 class TokenPlacement:
-    """Where tokens stand while they are forwarded: at their stream positions, or at `compact` ones."""
+    """Where tokens stand while they are forwarded: at their stream positions, or at `compact`
+    ones.
+    """
 
     def __init__(self, backbone: Backbone, compact: bool) -> None:
-        self._compact, self._moving, self._origin = compact, backbone.moving, len(backbone.prefix_ids)
+        self._compact = compact
+        self._moving = backbone.moving
+        self._origin = len(backbone.prefix_ids)
         self._limit = backbone.max_position
         if compact:
             self._rotary = backbone.precise_rotary
-            self._direction = mark_moving_components(backbone.moving, backbone.position_components, backbone.device)
+            self._direction = mark_moving_components(
+                backbone.moving, backbone.position_components, backbone.device
+            )
 
     def place(self, context: Context, end: int | Tensor) -> Context:
-        """Return the context with its tokens where they are shown; `end` is the position after everything seen."""
+        """Return the context with its tokens where they are shown; `end` is the position after
+        everything seen.
+        """
         if not self._compact:
             return context
         return context.compact(PositionFacts(self._rotary, self._origin, end, self._moving))
 
     def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
-        """Return where tokens of the stream at `positions` `[T, P]` are forwarded with a placed context."""
+        """Return where tokens of the stream at `positions` `[T, P]` are forwarded with a placed
+        context.
+        """
         return positions if self._stays(context) else positions - self._direction * context.shift
 
     def stream_keys(self, keys: Tensor, context: Context) -> Tensor:
-        """Return keys `[L, H, T, D]` of tokens that were forwarded there, rotated to their stream positions."""
+        """Return keys `[L, H, T, D]` of tokens that were forwarded there, rotated to their stream
+        positions.
+        """
         if self._stays(context):
             return keys
         return rotate(keys, *self._rotary(self._direction * context.shift)).to(keys.dtype)
@@ -78,17 +96,26 @@ class TokenPlacement:
         return int(context.next_position or 0) if moved else clock.next_position
 
     def check_limit(self, step: PositionedStep, context: Context) -> None:
-        """Warn once, with a PositionWarning, of a step that was forwarded beyond the positions that the model knows.
+        """Warn once, with a PositionWarning, of a step that was forwarded beyond the positions that
+        the model knows.
 
-        At compact positions only the device knows how far a step stands, which the size of the memory bounds.
+        At compact positions only the device knows how far a step stands, which the size of the
+        memory bounds.
         """
         shift = context.shift
         if self._limit is None or isinstance(shift, Tensor):
             return
-        position = max(place - shift * (component in self._moving) for component, place in enumerate(step.highest))
+        position = max(
+            place - shift * (component in self._moving)
+            for component, place in enumerate(step.highest)
+        )
         if position >= self._limit:
-            trained, self._limit = self._limit, None
-            why = f"step {step.clock.steps - 1} stands at position {position}, and the model was trained on {trained}"
+            trained = self._limit
+            self._limit = None
+            why = (
+                f"step {step.clock.steps - 1} stands at position {position}, and the model was "
+                f"trained on {trained}"
+            )
             advice = "" if self._compact else "; positions=compact would stay inside"
             warnings.warn(why + advice, PositionWarning, stacklevel=3)
 
@@ -98,7 +125,9 @@ class TokenPlacement:
 
 
 class SessionView(Protocol):
-    """The attributes of a session that its listeners and its evidence read; all as the session has them."""
+    """The attributes of a session that its listeners and its evidence read; all as the session has
+    them.
+    """
 
     backbone: Backbone
     config: Any
@@ -123,7 +152,9 @@ class SessionListener:
 
 
 class SessionAttachment(SessionListener, StateTensors):
-    """A part of a session's state besides the memory, such as thumbnails; it listens to the session."""
+    """A part of a session's state besides the memory, such as thumbnails; it listens to the
+    session.
+    """
 
     @staticmethod
     @abstractmethod
@@ -147,14 +178,16 @@ class EvidenceSpan:
     start_s: float  # stream time at the start of the first step
     end_s: float  # and at the end of the last
     share: float  # of attention, in [0, 1]
-    words: tuple[Utterance, ...] = ()  # what was said meanwhile, in order; of much, what has the greatest shares
+    # what was said meanwhile, in order; of much, what has the greatest shares
+    words: tuple[Utterance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The spans that an answer stands on."""
 
-    spans: tuple[EvidenceSpan, ...]  # the strongest first, at most three; none where no step stands out
+    # the strongest first, at most three; none where no step stands out
+    spans: tuple[EvidenceSpan, ...]
     measured: bool  # True if a low share says anything about this model
 
     @property
@@ -178,4 +211,6 @@ class TranscriptAttachment(SessionAttachment):
 
     @abstractmethod
     def words_end(self, clock: StreamClock) -> StreamClock | None:
-        """Return where the stream of this clock stood after the last step with words; None: there was none."""
+        """Return where the stream of this clock stood after the last step with words; None: there
+        was none.
+        """

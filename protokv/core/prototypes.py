@@ -1,8 +1,9 @@
 """`PrototypeMemory`: a near window and a bank of prototypes, shown as one context.
 
-A step enters the near window; the tokens that leave it for this step go into the bank under a `BankRule`, by which
-memories of this kind differ. The context has one shape for the life of a stream, `[sink P0 | K * S | W]`. Pseudo-tokens
-are centres of prototypes, keys rotated to the anchor. Only those of prototypes that changed are written again.
+A step enters the near window; the tokens that leave it for this step go into the bank under a
+`BankRule`, by which memories of this kind differ. The context has one shape for the life of a
+stream, `[sink P0 | K * S | W]`. Pseudo-tokens are centres of prototypes, keys rotated to the
+anchor. Only those of prototypes that changed are written again.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
 from protokv.errors import ConfigError
 
-_TOKENS_AT_ONCE = 2**18  # pseudo-tokens that are written at once: in float32 they take several times their bytes
+# pseudo-tokens that are written at once: in float32 they take several times their bytes
+_TOKENS_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrototypeConfig(MemoryConfig):
-    """A near window of W exact tokens and a bank of K prototypes that are shown as S pseudo-tokens each.
+    """A near window of W exact tokens and a bank of K prototypes that are shown as S pseudo-tokens
+    each.
 
     Attributes:
         split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
@@ -46,8 +49,13 @@ class PrototypeConfig(MemoryConfig):
         if near + far == 0:
             raise ConfigError(f"split: expected two counts, not both 0, got {near}:{far}")
         if self.near_tokens < (near > 0):
-            why = f"budget: {self.budget} tokens leave no near window beside one prototype of {S} pseudo-tokens"
-            hint = f"use a budget of at least {S + (near > 0)}" + (" or fewer pseudo_tokens" if S > 1 else "")
+            why = (
+                f"budget: {self.budget} tokens leave no near window beside one prototype of {S} "
+                "pseudo-tokens"
+            )
+            hint = f"use a budget of at least {S + (near > 0)}" + (
+                " or fewer pseudo_tokens" if S > 1 else ""
+            )
             raise ConfigError(why, hint=hint)
 
     @property
@@ -57,7 +65,9 @@ class PrototypeConfig(MemoryConfig):
 
     @property
     def prototypes(self) -> int:
-        """K, prototypes of each layer and KV head: the far share of the budget over S, at least 1."""
+        """K, prototypes of each layer and KV head: the far share of the budget over S, at least
+        1.
+        """
         near, far = self.split
         if far == 0:
             return 0
@@ -75,7 +85,9 @@ class PrototypeConfig(MemoryConfig):
 
 
 class PrototypeMemory(SingleDeviceMemory):
-    """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones."""
+    """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older
+    ones.
+    """
 
     rule: ClassVar[type[BankRule]]  # by which tokens enter the bank
     steady = True
@@ -83,14 +95,17 @@ class PrototypeMemory(SingleDeviceMemory):
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self.graphs: Graphs = Graphs(shape.device, beside=True)
-        K, S = config.prototypes, config.slots_per_prototype
+        K = config.prototypes
+        S = config.slots_per_prototype
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
         self._bank = self.bank_type(config)(shape, K)
         self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
         # Of each prototype its slots among those of all heads, [B * K, S].
         far = torch.arange(self._slots.far.start, self._slots.far.stop, device=shape.device)
-        heads = self._slots.rows_of_head * torch.arange(shape.layers * shape.kv_heads, device=shape.device)
+        heads = self._slots.rows_of_head * torch.arange(
+            shape.layers * shape.kv_heads, device=shape.device
+        )
         self._slots_of_rows = (heads[:, None] + far).view(-1, S)
 
     @staticmethod
@@ -100,14 +115,22 @@ class PrototypeMemory(SingleDeviceMemory):
 
     def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
         """Return the slots that attention reads, all free."""
-        return KVSlots(shape, far=config.prototypes * config.slots_per_prototype, near=config.near_tokens)
+        return KVSlots(
+            shape, far=config.prototypes * config.slots_per_prototype, near=config.near_tokens
+        )
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the near window, the bank and its rule's own besides."""
         K = config.prototypes
-        near, bank = NearWindow.declare(shape, config.near_tokens), cls.bank_type(config).declare(shape, K)
-        return (*super().declare(config, shape), *near, *bank, *(cls.rule.declare(config, shape) if K else ()))
+        near = NearWindow.declare(shape, config.near_tokens)
+        bank = cls.bank_type(config).declare(shape, K)
+        return (
+            *super().declare(config, shape),
+            *near,
+            *bank,
+            *(cls.rule.declare(config, shape) if K else ()),
+        )
 
     def parts(self) -> Sequence[StateTensors]:
         """Return the holders of these."""
@@ -116,7 +139,9 @@ class PrototypeMemory(SingleDeviceMemory):
         return (*super().parts(), self._near, self._bank, *rule)
 
     def join(self) -> None:
-        """Let a device read this memory, with the pseudo-tokens up to date: which ones changed, a graph cannot ask."""
+        """Let a device read this memory, with the pseudo-tokens up to date: which ones changed, a
+        graph cannot ask.
+        """
         super().join()
         if self._bank.is_unread:
             self._write_far()
@@ -128,7 +153,9 @@ class PrototypeMemory(SingleDeviceMemory):
         move = self.tell(step.step, len(step.positions))
 
         def update(keys: Tensor, values: Tensor, positions: Tensor, coordinates: Tensor) -> None:
-            new = replace(step, keys=keys, values=values, positions=positions, coordinates=coordinates)
+            new = replace(
+                step, keys=keys, values=values, positions=positions, coordinates=coordinates
+            )
             self.update(self._sanitizer.admit(new))
 
         # A rule that is told nothing on the device asks it.
@@ -137,20 +164,26 @@ class PrototypeMemory(SingleDeviceMemory):
         self.graphs.run("update", replace(move, step=0, start=0) if alike else None, update, *given)
 
     def tell(self, step: int, tokens: int) -> WindowMove:
-        """Tell the device, by one copy, all that the next step differs in from others of its size."""
+        """Tell the device, by one copy, all that the next step differs in from others of its
+        size.
+        """
         move = self._near.plan(step, tokens)
         self._near.tell(() if self._rule is None else self._rule.tell(move))
         return move
 
     def update(self, step: StepKV) -> None:
-        """Take the step that was told, on the device alone; equal moves are equal work if the rule is told the rest."""
+        """Take the step that was told, on the device alone; equal moves are equal work if the rule
+        is told the rest.
+        """
         if self._rule is not None:
             self._rule.see_(self._near.before, step)
         leaving = self._near.leaving(step)
         self._near.write(step)
         if self._rule is not None and len(leaving):
             self._rule.absorb_(self._far_tokens(leaving), step.step, self._near.told[2:])
-            self._rule.maintain_(lambda: self._far_tokens(self._near.newest()).counted_only(), step.step)
+            self._rule.maintain_(
+                lambda: self._far_tokens(self._near.newest()).counted_only(), step.step
+            )
 
     def _far_tokens(self, tokens: ExactTokens) -> FarTokens:
         """Return tokens as the bank takes them: the rotation of their keys removed."""
@@ -166,7 +199,8 @@ class PrototypeMemory(SingleDeviceMemory):
     def _write_far(self) -> None:
         if not self._config.prototypes:
             return
-        slots, S = self._slots, self._config.slots_per_prototype
+        slots = self._slots
+        S = self._config.slots_per_prototype
         for rows in torch.split(self._bank.take_touched_(), max(1, _TOKENS_AT_ONCE // S)):
             where = self._slots_of_rows.index_select(0, rows)
             cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
@@ -179,7 +213,9 @@ class PrototypeMemory(SingleDeviceMemory):
         far.copy_(self._spread(self._compute_bias(self._bank.mass)))
 
     def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys without rotation, and values, of prototypes `rows` `[n]`: `[n, 1, D]` or `[n, S, D]` float32."""
+        """Return keys without rotation, and values, of prototypes `rows` `[n]`: `[n, 1, D]` or `[n,
+        S, D]` float32.
+        """
         keys, values = self._bank.centers(rows)
         return keys[:, None], values[:, None]
 
@@ -192,18 +228,24 @@ class PrototypeMemory(SingleDeviceMemory):
         return self._spread(self._bank.position.round().long())
 
     def _spread(self, held: Tensor) -> Tensor:
-        """Return for each far slot `[L, H, K * S, ...]` what its prototype has in `held` `[L, H, K, ...]`."""
+        """Return for each far slot `[L, H, K * S, ...]` what its prototype has in `held` `[L, H, K,
+        ...]`.
+        """
         S = self._config.slots_per_prototype
         return held if S == 1 else held.repeat_interleave(S, 2)
 
     def nbytes(self) -> dict[str, int]:
-        """Return bytes by part; `context` is the pseudo-tokens, which are not part of a saved state."""
+        """Return bytes by part; `context` is the pseudo-tokens, which are not part of a saved
+        state.
+        """
         slots = self._slots
         far = (part[:, :, slots.far] for part in (slots.keys, slots.values, slots.bias))
         return super().nbytes() | {"context": count_bytes(*far, self._slots_of_rows)}
 
     def report(self) -> dict[str, Any]:
-        """Return tokens held exactly, and for each layer what its prototypes hold and what happened to them."""
+        """Return tokens held exactly, and for each layer what its prototypes hold and what happened
+        to them.
+        """
         super().join()
         layers = self._bank.report(self._near.last_step)
         return {"near_tokens_in_use": len(self._near)} | super().report() | {"layers": layers}

@@ -1,8 +1,9 @@
 """`QuestionForwarder`: a question and the tokens of its answer, forwarded by graphs.
 
-A question is filled up with tokens that nobody sees to one of a few lengths, and the answer has room of one size, so
-that every question, and every token, is the same work. Where layers of another kind than full attention would take such
-tokens in, it keeps its length. What the memory shows is read once for an answer.
+A question is filled up with tokens that nobody sees to one of a few lengths, and the answer has
+room of one size, so that every question, and every token, is the same work. Where layers of another
+kind than full attention would take such tokens in, it keeps its length. What the memory shows is
+read once for an answer.
 """
 
 from __future__ import annotations
@@ -35,26 +36,44 @@ class QuestionForwarder:
         self.graphs = Graphs(backbone.device, backbone.why_eager)
         self._fills = set(backbone.layer_kinds) <= {LayerKind.FULL}
         self.cache: TokenCache | None = None
-        self._backbone, self._room = backbone, AnswerBuffer(0, backbone.device)
-        self._live: Callable[[], QuestionLogits | None] = lambda: None  # the last question whose answer may go on
+        self._backbone = backbone
+        self._room = AnswerBuffer(0, backbone.device)
+        # the last question whose answer may go on
+        self._live: Callable[[], QuestionLogits | None] = lambda: None
 
-    def read(self, session: SessionView, ids: list[int], room: int, *, differs: bool = False) -> QuestionLogits | None:
-        """Forward a question to what the session has seen, with `room` for an answer of so many tokens.
+    def read(
+        self, session: SessionView, ids: list[int], room: int, *, differs: bool = False
+    ) -> QuestionLogits | None:
+        """Forward a question to what the session has seen, with `room` for an answer of so many
+        tokens.
 
-        None: it cannot be captured, since what it is to see `differs` from what the memory shows, or see `graphs.how`.
+        None: it cannot be captured, since what it is to see `differs` from what the memory shows,
+        or see `graphs.how`.
         """
-        memory, why = session.memory, self.graphs.why_not
+        memory = session.memory
+        why = self.graphs.why_not
         length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
         needed = length + room
-        if differs or memory.retrieves or not memory.steady or needed > _MOST_ROOM or self._live() is not None:
-            why = why or "it is long, reads other buffers each time, or an earlier answer has not ended"
+        if (
+            differs
+            or memory.retrieves
+            or not memory.steady
+            or needed > _MOST_ROOM
+            or self._live() is not None
+        ):
+            why = (
+                why
+                or "it is long, reads other buffers each time, or an earlier answer has not ended"
+            )
         if why:
             self.graphs.how["question"] = why
             return None
         memory.join()
         embedded = functional.pad(self._backbone.embed_text(ids), (0, 0, 0, length - len(ids)))
         told = torch.tensor([len(ids), session.clock.next_position])
-        told = (told.pin_memory() if embedded.is_cuda else told).to(embedded.device, non_blocking=True)
+        told = (told.pin_memory() if embedded.is_cuda else told).to(
+            embedded.device, non_blocking=True
+        )
 
         def hold(end: Tensor) -> Context:
             placed = CachedContext(session.placement.place(memory.recall(), end))
@@ -77,12 +96,16 @@ class QuestionForwarder:
         given = embedded, told[:1], start.view(1)
         form = self._room.capacity, self.cache.form
         logits = self.graphs.run("question", form, self._read, *given, at_once=self._fills)
-        reading = QuestionLogits(logits, self.cache, None, told.new_zeros(0, self._backbone.position_components))
+        reading = QuestionLogits(
+            logits, self.cache, None, told.new_zeros(0, self._backbone.position_components)
+        )
         self._live = ref(reading)
         return reading
 
     def decode(self, reading: QuestionLogits, token: Tensor, index: int) -> Tensor:
-        """Forward the token `[1]` int64 with this index in an answer; return logits `[vocabulary]` float32."""
+        """Forward the token `[1]` int64 with this index in an answer; return logits `[vocabulary]`
+        float32.
+        """
         if reading.cache is self.cache:
             form = self._room.capacity, reading.cache.form
             logits: Tensor = self.graphs.run("token", form, self._decode, token)

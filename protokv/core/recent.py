@@ -1,8 +1,10 @@
-"""`RecentSteps`: the last steps of a session as the vision tower gave them; it has none unless `recent_frames` says so.
+"""`RecentSteps`: the last steps of a session as the vision tower gave them; it has none unless
+`recent_frames` says so.
 
-A question reads these steps again after the memory, in place of the tokens that the memory has of them, as in DSCache
-(arXiv 2605.01858) and SimpleStream (arXiv 2604.02317). The memory sees everything as without this; for a question its
-exact tokens and prototypes of one token from the time of these steps are hidden.
+A question reads these steps again after the memory, in place of the tokens that the memory has of
+them, as in DSCache (arXiv 2605.01858) and SimpleStream (arXiv 2604.02317). The memory sees
+everything as without this; for a question its exact tokens and prototypes of one token from the
+time of these steps are hidden.
 """
 
 from __future__ import annotations
@@ -22,15 +24,24 @@ from protokv.errors import ConfigError, StateCorrupt
 
 
 class RecentSteps:
-    """The last N steps, each with its stream positions `[T, P]`; saved as one, with a row of numbers for each."""
+    """The last N steps, each with its stream positions `[T, P]`; saved as one, with a row of
+    numbers for each.
+    """
 
     def __init__(self, config: MemoryConfig, shape: MemoryShape) -> None:
-        """Keep the steps of the last `recent_frames` of a config. ConfigError: its memory does not go with that."""
+        """Keep the steps of the last `recent_frames` of a config. ConfigError: its memory does not
+        go with that.
+        """
         if config.recent_frames and not config.memory.hides_recent:
-            why = f"recent_frames: {config.name} chooses by the first forward, which must be that of the question"
+            why = (
+                f"recent_frames: {config.name} chooses by the first forward, which must be that of "
+                "the question"
+            )
             raise ConfigError(why, hint="use another memory, or leave recent_frames out")
         self._shape = shape
-        self.steps: deque[tuple[StepTokens, Tensor]] = deque(maxlen=-(-config.recent_frames // shape.frames_per_step))
+        self.steps: deque[tuple[StepTokens, Tensor]] = deque(
+            maxlen=-(-config.recent_frames // shape.frames_per_step)
+        )
 
     def hide(self, context: Context) -> Context:
         """Return a context without the time of these steps."""
@@ -40,13 +51,29 @@ class RecentSteps:
         """Declare tokens, positions and rows of numbers, where steps are kept."""
         if not self.steps.maxlen:
             return ()
-        P, dtype, i64, token = self._shape.position_components, self._shape.dtype, torch.int64, "recent_token"
+        P = self._shape.position_components
+        dtype = self._shape.dtype
+        i64 = torch.int64
+        token = "recent_token"
         deep = ("vision_layer", "recent_visual_token", "embedding")
         added = "what is added to their visual tokens in the first layers"
         numbers = "tokens, rows, columns, first visual token, the one after the last"
         return (
-            TensorSpec("recent.embeddings", (token, "embedding"), (None, None), dtype, "steps as the model reads them"),
-            TensorSpec("recent.positions", (token, "component"), (None, P), i64, "their stream positions", "position"),
+            TensorSpec(
+                "recent.embeddings",
+                (token, "embedding"),
+                (None, None),
+                dtype,
+                "steps as the model reads them",
+            ),
+            TensorSpec(
+                "recent.positions",
+                (token, "component"),
+                (None, P),
+                i64,
+                "their stream positions",
+                "position",
+            ),
             TensorSpec("recent.steps", ("recent_step", "field"), (None, 5), i64, numbers),
             TensorSpec("recent.deepstack", deep, (None, None, None), dtype, added, optional=True),
         )
@@ -54,27 +81,52 @@ class RecentSteps:
     def tensors(self) -> dict[str, Tensor]:
         """Return all of them."""
         if not self.steps:
-            return {spec.name: spec.allocate(torch.device("cpu")) for spec in self.specs() if not spec.optional}
+            return {
+                spec.name: spec.allocate(torch.device("cpu"))
+                for spec in self.specs()
+                if not spec.optional
+            }
         tokens, positions = zip(*self.steps, strict=True)
-        rows = [[len(one), *one.grid, *(one.visual or slice(None)).indices(len(one))[:2]] for one in tokens]
-        held = torch.cat([one.embeddings for one in tokens]), torch.cat(positions), torch.tensor(rows)
-        found = dict(zip(("recent.embeddings", "recent.positions", "recent.steps"), held, strict=True))
+        rows = [
+            [len(one), *one.grid, *(one.visual or slice(None)).indices(len(one))[:2]]
+            for one in tokens
+        ]
+        held = (
+            torch.cat([one.embeddings for one in tokens]),
+            torch.cat(positions),
+            torch.tensor(rows),
+        )
+        found = dict(
+            zip(("recent.embeddings", "recent.positions", "recent.steps"), held, strict=True)
+        )
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         return found | ({"recent.deepstack": torch.cat(deep, 1)} if deep else {})
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the steps of a state. StateCorrupt: the rows do not divide the tokens into steps, or tensors differ."""
+        """Take the steps of a state. StateCorrupt: the rows do not divide the tokens into steps, or
+        tensors differ.
+        """
         check_tensor_shapes(tensors, self.specs())
         if not tensors:
             return
         own = {name: tensor.to(self._shape.device, copy=True) for name, tensor in tensors.items()}
-        rows, deep = own.pop("recent.steps").tolist(), own.get("recent.deepstack")
+        rows = own.pop("recent.steps").tolist()
+        deep = own.get("recent.deepstack")
         visual = [last - first for *_, first, last in rows]
         sound = sum(row[0] for row in rows) == len(own["recent.embeddings"])
         sound &= deep is None or sum(visual) == deep.shape[1]
         if not sound or not all(0 <= first < last <= length for length, _, _, first, last in rows):
             raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens")
-        parts = [torch.split(own[name], [row[0] for row in rows]) for name in ("recent.embeddings", "recent.positions")]
-        each: Sequence[Tensor | None] = [None] * len(rows) if deep is None else torch.split(deep, visual, 1)
-        for (_, height, width, *span), embeddings, positions, added in zip(rows, *parts, each, strict=True):
-            self.steps.append((StepTokens(embeddings, (height, width), slice(*span), added), positions))
+        parts = [
+            torch.split(own[name], [row[0] for row in rows])
+            for name in ("recent.embeddings", "recent.positions")
+        ]
+        each: Sequence[Tensor | None] = (
+            [None] * len(rows) if deep is None else torch.split(deep, visual, 1)
+        )
+        for (_, height, width, *span), embeddings, positions, added in zip(
+            rows, *parts, each, strict=True
+        ):
+            self.steps.append(
+                (StepTokens(embeddings, (height, width), slice(*span), added), positions)
+            )

@@ -1,8 +1,10 @@
-"""`StepSanitizer`: drops tokens whose keys or values hold numbers that cannot be used, before a memory takes them.
+"""`StepSanitizer`: drops tokens whose keys or values hold numbers that cannot be used, before a
+memory takes them.
 
-A token is dropped if any number of its keys or values, in any layer and head, is not finite or above `LARGEST_NUMBER`,
-up to which squares weighted with a mass of 10**9 tokens are finite in float32. Dropped tokens are set to 0 and marked
-(`StepKV.usable`): shapes do not change, and nothing waits for the device, which counts the drops.
+A token is dropped if any number of its keys or values, in any layer and head, is not finite or
+above `LARGEST_NUMBER`, up to which squares weighted with a mass of 10**9 tokens are finite in
+float32. Dropped tokens are set to 0 and marked (`StepKV.usable`): shapes do not change, and nothing
+waits for the device, which counts the drops.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from torch import Tensor
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 
-LARGEST_NUMBER: Final = 2.0**40  # a power of two: the same number in every dtype that reaches so far
+# a power of two: the same number in every dtype that reaches so far
+LARGEST_NUMBER: Final = 2.0**40
 
 
 class StepSanitizer(StateTensors):
@@ -36,7 +39,8 @@ class StepSanitizer(StateTensors):
         usable = find_finite(step.keys, step.values) if step.usable is None else step.usable
         hidden = ~usable[:, None]
         self.dropped += hidden.sum()
-        keys, values = step.keys.masked_fill(hidden, 0), step.values.masked_fill(hidden, 0)
+        keys = step.keys.masked_fill(hidden, 0)
+        values = step.values.masked_fill(hidden, 0)
         return replace(step, keys=keys, values=values, usable=usable)
 
     def live_tensors(self) -> dict[str, Tensor]:
@@ -45,7 +49,9 @@ class StepSanitizer(StateTensors):
 
 
 def find_finite(keys: Tensor, values: Tensor) -> Tensor:
-    """Return which tokens of keys and values `[L, H, T, D]` hold only usable numbers, `[T]` bool."""
+    """Return which tokens of keys and values `[L, H, T, D]` hold only usable numbers, `[T]`
+    bool.
+    """
     # A comparison with NaN is false.
     largest = torch.maximum(keys.abs(), values.abs()).amax((0, 1, 3))
     return largest <= min(LARGEST_NUMBER, torch.finfo(keys.dtype).max)

@@ -1,7 +1,9 @@
-"""`MemoryConfig`: settings that every memory shares, how they are checked, and `MEMORIES`, which finds them by name.
+"""`MemoryConfig`: settings that every memory shares, how they are checked, and `MEMORIES`, which
+finds them by name.
 
-A setting is a field of a frozen dataclass, annotated with its type and the least and greatest value of a number:
-`Annotated[int, 1, 1024]`. Sizes that depend on the model are checked when the memory is built.
+A setting is a field of a frozen dataclass, annotated with its type and the least and greatest value
+of a number: `Annotated[int, 1, 1024]`. Sizes that depend on the model are checked when the memory
+is built.
 """
 
 from __future__ import annotations
@@ -15,7 +17,18 @@ from fractions import Fraction
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Self,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from protokv.errors import ConfigError, suggest_name
 
@@ -24,11 +37,13 @@ if TYPE_CHECKING:
     from protokv.core.memory import SingleDeviceMemory
     from protokv.core.parts import SessionListener
 
-MOST_BUDGET: Final = 2**24  # the largest budget: more than any device holds, and no product of settings overflows
+# the largest budget: more than any device holds, and no product of settings overflows
+MOST_BUDGET: Final = 2**24
 
 PositionMode = Literal["stream", "compact"]
 ShareSetting = Annotated[float, 0, 1]
-WeightSetting = Annotated[float, 0, 1e6]  # its square times any key of a real model is a finite float32
+# its square times any key of a real model is a finite float32
+WeightSetting = Annotated[float, 0, 1e6]
 
 DEFAULT_MEMORY: Final = "durable"  # the memory that is used where none is named
 _ENTRY_POINTS: Final = "protokv.memories"
@@ -38,22 +53,26 @@ MEMORY_VARIABLE: Final = "PROTOKV_MEMORY"
 _MULTIPLES: Final = {"": 1, "k": 1_000, "m": 1_000_000}
 
 _MOST_FPS: Final = 240
-"""The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
+"""The most sampled frames a second: no camera is faster, and a step stays longer than the rounding
+of time stamps.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Settings that every memory has. Use `MemoryConfig.of` or the memory's own dataclass to make one.
+    """Settings that every memory has. Use `MemoryConfig.of` or the memory's own dataclass to make
+    one.
 
     Attributes:
         name: the memory's one name: on the command line, in states, in tables and in JSON.
         memory: the class of the memory.
         budget: |M|, visual tokens that attention may read at query time, without the prompt prefix.
-        positions: "stream" shows every token at its position in the stream, as the paper does. "compact" shows the
-            tokens in memory at consecutive positions, so that a stream of any length stays inside the range that the
-            model was trained on (`protokv.core.context`).
-        recent_frames: N, the last frames whose vision features the state keeps. A question reads them again after the
-            memory. They count in the bytes of the state and in the tokens of an answer. 0: none.
+        positions: "stream" shows every token at its position in the stream, as the paper does.
+            "compact" shows the tokens in memory at consecutive positions, so that a stream of any
+            length stays inside the range that the model was trained on (`protokv.core.context`).
+        recent_frames: N, the last frames whose vision features the state keeps. A question reads
+            them again after the memory. They count in the bytes of the state and in the tokens of
+            an answer. 0: none.
         seed: seed of all random draws.
     """
 
@@ -72,7 +91,9 @@ class MemoryConfig:
         self.check()
 
     def check(self) -> None:
-        """Raise ConfigError if settings contradict each other, naming one. Types and ranges are checked before."""
+        """Raise ConfigError if settings contradict each other, naming one. Types and ranges are
+        checked before.
+        """
 
     @property
     def near_tokens(self) -> int:
@@ -89,25 +110,38 @@ class MemoryConfig:
         return ()
 
     def changes(self) -> dict[str, Any]:
-        """Return JSON values that differ from this memory's defaults, but for budget, seed, words and size of steps."""
-        defaults = type(self)(budget=self.budget, seed=self.seed).for_step(getattr(self, "step_tokens", 0))
-        ours, theirs = self.to_dict(), defaults.with_words(True).to_dict()
+        """Return JSON values that differ from this memory's defaults, but for budget, seed, words
+        and size of steps.
+        """
+        defaults = type(self)(budget=self.budget, seed=self.seed).for_step(
+            getattr(self, "step_tokens", 0)
+        )
+        ours = self.to_dict()
+        theirs = defaults.with_words(True).to_dict()
         return {name: value for name, value in ours.items() if value != theirs.get(name)}
 
     def with_words(self, words: bool) -> Self:
-        """Return this config for a stream with words, or without; itself if they are tokens like any other."""
+        """Return this config for a stream with words, or without; itself if they are tokens like
+        any other.
+        """
         return self
 
     def for_step(self, tokens: int) -> Self:
-        """Return this config for a stream whose first step has so many tokens; itself if that does not matter."""
+        """Return this config for a stream whose first step has so many tokens; itself if that does
+        not matter.
+        """
         return self
 
     @staticmethod
     def of(name: str, **settings: Any) -> MemoryConfig:
-        """Return the settings of a memory by its name; a budget may be written as "6k". ConfigError as `from_dict`."""
+        """Return the settings of a memory by its name; a budget may be written as "6k". ConfigError
+        as `from_dict`.
+        """
         if isinstance(budget := settings.get("budget"), str):
             settings["budget"] = parse_budget(budget)
-        return MemoryConfig.from_dict({"kind": MEMORIES.load(name) if ":" in name else name} | settings)
+        return MemoryConfig.from_dict(
+            {"kind": MEMORIES.load(name) if ":" in name else name} | settings
+        )
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
         """Return this config with some fields changed; the checks of `from_dict` apply."""
@@ -115,14 +149,19 @@ class MemoryConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the name under `kind`, and each field."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        values = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
         return {"kind": self.name} | values
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> MemoryConfig:
-        """Return the config of plain values, the inverse of `to_dict`. A missing field has its default.
+        """Return the config of plain values, the inverse of `to_dict`. A missing field has its
+        default.
 
-        ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
+        ConfigError: the name or a field is unknown, of a wrong type or out of range; the message
+        names it.
         """
         settings = dict(data)
         name = settings.pop("kind", DEFAULT_MEMORY)
@@ -130,14 +169,18 @@ class MemoryConfig:
         if not known and ":" in (own := os.environ.get(MEMORY_VARIABLE, "")):
             known = MEMORIES.load(own) == name
         if not known:
-            raise ConfigError(f"there is no memory {format_setting_value(name)}", hint=suggest_name(name, MEMORIES))
+            raise ConfigError(
+                f"there is no memory {format_setting_value(name)}",
+                hint=suggest_name(name, MEMORIES),
+            )
         return MEMORIES[name](**_known_fields(MEMORIES[name], settings))
 
 
 class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
     """The settings of each memory by its name; a class is imported when it is asked for first.
 
-    `protokv.memories` adds its own, an installed package others by an entry point: `NAME = "MODULE:CLASS"`.
+    `protokv.memories` adds its own, an installed package others by an entry point: `NAME =
+    "MODULE:CLASS"`.
     """
 
     def __init__(self) -> None:
@@ -148,10 +191,11 @@ class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
         self._entries[name] = EntryPoint(name, where, _ENTRY_POINTS)
 
     def load(self, where: str) -> str:
-        """Add the settings at `MODULE:CLASS`; return their name. The module is installed, or in the current folder.
+        """Add the settings at `MODULE:CLASS`; return their name. The module is installed, or in the
+        current folder.
 
-        A state never calls this: what it names is no reason to run code. ConfigError: there is no such module or class,
-        or it has no settings of a memory.
+        A state never calls this: what it names is no reason to run code. ConfigError: there is no
+        such module or class, or it has no settings of a memory.
         """
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)
@@ -182,11 +226,17 @@ MEMORIES: Final = MemoryRegistry()
 
 @cache
 def read_field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | None]]:
-    """Return of each field of a config class its type, and the least and greatest value of a number."""
+    """Return of each field of a config class its type, and the least and greatest value of a
+    number.
+    """
     hints = get_type_hints(cls, localns={"SingleDeviceMemory": object}, include_extras=True)
     found = {}
     for field in fields(cls):
-        kind, *span = get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]
+        kind, *span = (
+            get_args(hints[field.name])
+            if get_origin(hints[field.name]) is Annotated
+            else [hints[field.name]]
+        )
         found[field.name] = kind, tuple(span) or None
     return found
 
@@ -196,12 +246,18 @@ def _known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str,
     known = sorted(field.name for field in fields(cls))
     for name in data:
         if name not in known:
-            raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=suggest_name(name, known))
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+            raise ConfigError(
+                f"{name}: there is no such setting of {cls.name}", hint=suggest_name(name, known)
+            )
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+    }
 
 
 def _check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | None) -> None:
-    """Refuse a value of another type than `kind`, or a number outside of a span. In Python True equals 1; here not."""
+    """Refuse a value of another type than `kind`, or a number outside of a span. In Python True
+    equals 1; here not.
+    """
     if get_origin(kind) is Literal:
         right = any(type(value) is type(one) and value == one for one in get_args(kind))
         expected = f"one of {', '.join(map(str, get_args(kind)))}"
@@ -210,11 +266,15 @@ def _check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | N
         expected = "two whole numbers, such as 1:3"
     else:
         right = type(value) is kind or (kind is float and type(value) is int)
-        expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
+        expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(
+            kind, kind.__name__
+        )
     if right and span:
         low, high = span
         # Written so that NaN is refused as well.
-        right = all(low <= part <= high for part in (value if isinstance(value, tuple) else (value,)))
+        right = all(
+            low <= part <= high for part in (value if isinstance(value, tuple) else (value,))
+        )
         expected = f"{low} to {high}"
     if not right:
         raise ConfigError(f"{name}: expected {expected}, got {format_setting_value(value)}")
@@ -225,15 +285,22 @@ def parse_budget(text: str) -> int:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
     tokens = Fraction(match[1]) * _MULTIPLES[match[2]] if match else Fraction(0)
     if tokens < 1 or tokens.denominator != 1:
-        message = f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}"
+        message = (
+            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}"
+        )
         raise ConfigError(message, hint="k stands for 1000 tokens, m for 1000000")
     return int(tokens)
 
 
 def check_sampled_fps(fps: float) -> None:
-    """Refuse a number of sampled frames a second that is not above 0 and at most `_MOST_FPS`; NaN too."""
+    """Refuse a number of sampled frames a second that is not above 0 and at most `_MOST_FPS`; NaN
+    too.
+    """
     if not 0 < fps <= _MOST_FPS:
-        raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {_MOST_FPS}")
+        raise ConfigError(
+            f"fps is {fps:g}",
+            hint=f"use a number of frames per second above 0, at most {_MOST_FPS}",
+        )
 
 
 def format_setting_value(value: object) -> str:

@@ -1,7 +1,9 @@
-"""`LayerShards`: the memory of a model whose layers stand on several devices, one part for each run of layers.
+"""`LayerShards`: the memory of a model whose layers stand on several devices, one part for each run
+of layers.
 
-Steps are split by layers, and states and contexts are joined: a state has the names, shapes and bytes of the memory of
-all layers, and one may load what the other saved. Knows no kind of memory; `TensorSpec` says which tensors have layers.
+Steps are split by layers, and states and contexts are joined: a state has the names, shapes and
+bytes of the memory of all layers, and one may load what the other saved. Knows no kind of memory;
+`TensorSpec` says which tensors have layers.
 """
 
 from __future__ import annotations
@@ -30,17 +32,35 @@ _CPU = torch.device("cpu")
 class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
-    def __init__(self, cls: type[SingleDeviceMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        """Make a `cls` for each run of layers of `shape`. ConfigError: it does not fit, or needs all on one device."""
+    def __init__(
+        self,
+        cls: type[SingleDeviceMemory],
+        config: MemoryConfig,
+        shape: MemoryShape,
+        rotary: Rotary,
+    ) -> None:
+        """Make a `cls` for each run of layers of `shape`. ConfigError: it does not fit, or needs
+        all on one device.
+        """
         if cls.undivided:
             why = f"the memory {config.name} cannot be spread over devices: {cls.undivided}"
             raise ConfigError(why, hint="load the model on one device, or use another memory")
-        self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
+        self.bounded = cls.bounded
+        self.joins_steps = cls.joins_steps
         self._specs = cls.declare(config, shape)
-        self._runs: list[MemoryShape] = []  # of the longest runs of layers that stand on one device, in order
+        # of the longest runs of layers that stand on one device, in order
+        self._runs: list[MemoryShape] = []
         for device, layers in groupby(shape.layer_devices or [shape.device] * shape.layers):
-            n, first = len(list(layers)), sum(run.layers for run in self._runs)
-            part = replace(shape, layers=n, device=device, layer_devices=None, part_of=shape.layers, first_layer=first)
+            n = len(list(layers))
+            first = sum(run.layers for run in self._runs)
+            part = replace(
+                shape,
+                layers=n,
+                device=device,
+                layer_devices=None,
+                part_of=shape.layers,
+                first_layer=first,
+            )
             self._runs.append(part)
         self._parts = [cls(config, own, rotary) for own in self._runs]
 
@@ -50,15 +70,25 @@ class LayerShards(Memory):
             part.start(keys[run.own_layers].to(run.device), values[run.own_layers].to(run.device))
 
     def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
-        """Return the selection of the first part. All parts are asked, so that all see the same stream."""
-        chosen = [part.select(features.to(run.device), grid) for run, part in zip(self._runs, self._parts, strict=True)]
+        """Return the selection of the first part. All parts are asked, so that all see the same
+        stream.
+        """
+        chosen = [
+            part.select(features.to(run.device), grid)
+            for run, part in zip(self._runs, self._parts, strict=True)
+        ]
         return None if chosen[0] is None else chosen[0].to(features.device)
 
     def append(self, step: StepKV) -> None:
-        """Take one step; each part takes its layers, and all drop the tokens that any of them would drop."""
+        """Take one step; each part takes its layers, and all drop the tokens that any of them would
+        drop.
+        """
         usable = step.usable
         if usable is None:
-            each = (find_finite(step.keys[run.own_layers], step.values[run.own_layers]).to(_CPU) for run in self._runs)
+            each = (
+                find_finite(step.keys[run.own_layers], step.values[run.own_layers]).to(_CPU)
+                for run in self._runs
+            )
             usable = torch.stack(list(each)).all(0)
         steps = [
             replace(
@@ -99,7 +129,9 @@ class LayerShards(Memory):
                     state[whole.name].cpu() if whole.name in state else spec.allocate(_CPU)
                     for state, spec in zip(states, own, strict=True)
                 ]
-                joined[whole.name] = pieces[0] if whole.layer_axis is None else torch.cat(pieces, whole.layer_axis)
+                joined[whole.name] = (
+                    pieces[0] if whole.layer_axis is None else torch.cat(pieces, whole.layer_axis)
+                )
         return joined
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -109,17 +141,24 @@ class LayerShards(Memory):
             own = dict(tensors)
             for spec in self._specs:
                 if spec.layer_axis is not None and spec.name in own:
-                    own[spec.name] = own[spec.name].narrow(spec.layer_axis, run.first_layer, run.layers).contiguous()
+                    own[spec.name] = (
+                        own[spec.name]
+                        .narrow(spec.layer_axis, run.first_layer, run.layers)
+                        .contiguous()
+                    )
             part.load(own)
 
     def nbytes(self) -> dict[str, int]:
-        """Return bytes by part over all devices; tensors that all layers share are held once a device."""
+        """Return bytes by part over all devices; tensors that all layers share are held once a
+        device.
+        """
         return sum_by_group(sizes for part in self._parts for sizes in part.nbytes().items())
 
     def report(self) -> dict[str, Any]:
         """Return the report of the memory of all layers."""
         reports = [part.report() for part in self._parts]
-        # Where parts report different numbers, the number is a minimum over layers, such as the oldest step.
+        # Where parts report different numbers, the number is a minimum over layers, such as the
+        # oldest step.
         least = {
             name: value if all(r[name] == value for r in reports) else min(r[name] for r in reports)
             for name, value in reports[0].items()
@@ -157,7 +196,9 @@ class _ShardedContext(Context):
     def _find_part(self, layer: int) -> tuple[Context, int]:
         """Return the part of a layer, and which of its layers it is."""
         pairs = zip(self.runs, self.parts, strict=True)
-        return next((part, layer - run.first_layer) for run, part in pairs if layer < run.own_layers.stop)
+        return next(
+            (part, layer - run.first_layer) for run, part in pairs if layer < run.own_layers.stop
+        )
 
     def before(self, time: int) -> _ShardedContext:
         """Hide later tokens in all parts."""
@@ -171,11 +212,14 @@ class _ShardedContext(Context):
         """Return that of the part that has most."""
         return max(int(part.far_span()) for part in self.parts)
 
-    def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> _ShardedContext:
+    def compact(
+        self, anchoring: PositionFacts, span: int | Tensor | None = None
+    ) -> _ShardedContext:
         """Return all parts with one span set aside, and moved by one shift.
 
-        If no token is near, each part finds another time at which the near window would begin, and so another shift.
-        The latest is that of the memory of all layers, and the parts that found an earlier one are moved to it.
+        If no token is near, each part finds another time at which the near window would begin, and
+        so another shift. The latest is that of the memory of all layers, and the parts that found
+        an earlier one are moved to it.
         """
         span = self.far_span() if span is None else span
         parts = [part.compact(anchoring, span) for part in self.parts]
@@ -183,5 +227,9 @@ class _ShardedContext(Context):
         latest = replace(anchoring, near=anchoring.origin + int(span) + shift)
         pairs = zip(self.parts, parts, strict=True)
         return _ShardedContext(
-            self.runs, [moved if int(moved.shift) == shift else part.compact(latest, span) for part, moved in pairs]
+            self.runs,
+            [
+                moved if int(moved.shift) == shift else part.compact(latest, span)
+                for part, moved in pairs
+            ],
         )

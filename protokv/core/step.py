@@ -1,7 +1,8 @@
-"""A step, the unit of streaming: the `T` tokens that one sampled frame, or one temporal patch of two, becomes.
+"""A step, the unit of streaming: the `T` tokens that one sampled frame, or one temporal patch of
+two, becomes.
 
-The language model reads a step as `StepTokens`, at `StepPositions`; a memory takes it as `StepKV`. `StreamClock` says
-where the stream stands. All are plain records: they know no model and no memory.
+The language model reads a step as `StepTokens`, at `StepPositions`; a memory takes it as `StepKV`.
+`StreamClock` says where the stream stands. All are plain records: they know no model and no memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import Tensor
 from protokv.errors import StateCorrupt
 
 MOST_STREAM_COUNT: Final = 2**48
-"""More than any stream has steps, tokens or positions, and so few that sums and products of two stay in 64 bits."""
+"""More than any stream has steps, tokens or positions, and so few that sums and products of two
+stay in 64 bits.
+"""
 
 _StreamCount = Annotated[int, Meta(ge=0, lt=MOST_STREAM_COUNT)]
 
@@ -27,10 +30,13 @@ class StepTokens:
     """A step as the language model reads it."""
 
     embeddings: Tensor  # `[T, E]`, model dtype; the visual tokens in raster order
-    grid: tuple[int, int]  # rows and columns of the visual tokens, of which a memory may have selected some
-    # which tokens are visual; the others are words, and text around every step, such as its time. None: all are visual
+    # rows and columns of the visual tokens, of which a memory may have selected some
+    grid: tuple[int, int]
+    # which tokens are visual; the others are words, and text around every step, such as its time.
+    # None: all are visual
     visual: slice | None = None
-    # `[n, V, E]`, added to the visual tokens after each of the first `n` layers; None: the family has no such features
+    # `[n, V, E]`, added to the visual tokens after each of the first `n` layers; None: the family
+    # has no such features
     deepstack: Tensor | None = None
     words: int = 0  # how many of the last tokens are words
     words_text: str = ""  # these words
@@ -39,7 +45,9 @@ class StepTokens:
         return len(self.embeddings)
 
     def select(self, visual_tokens: Tensor) -> tuple[StepTokens, Tensor]:
-        """Return the step with some of its visual tokens `[n]` and all of its text, and the rows `[m]` these were."""
+        """Return the step with some of its visual tokens `[n]` and all of its text, and the rows
+        `[m]` these were.
+        """
         rows = torch.arange(len(self), device=visual_tokens.device)
         start, stop, _ = (self.visual or slice(None)).indices(len(self))
         rows = torch.cat((rows[:start], start + visual_tokens, rows[stop:]))
@@ -52,7 +60,9 @@ class StepTokens:
         return selected, rows
 
     def coordinates(self) -> Tensor:
-        """Return the centre (x, y) of every token's cell, `[T, 2]` float32 in [0, 1]; text lies in the middle."""
+        """Return the centre (x, y) of every token's cell, `[T, 2]` float32 in [0, 1]; text lies in
+        the middle.
+        """
         coordinates = torch.full((len(self), 2), 0.5, device=self.embeddings.device)
         coordinates[self.visual or slice(None)] = make_cell_centres(self.grid, coordinates.device)
         return coordinates
@@ -63,7 +73,8 @@ class StepPositions:
     """Where the tokens of a step stand in the stream."""
 
     positions: Tensor  # `[T, P]` int64, on the device of the model
-    highest: tuple[int, ...]  # the highest position of each component, known without asking the device
+    # the highest position of each component, known without asking the device
+    highest: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +86,38 @@ class StepKV:
     positions: Tensor  # `[T, P]` int64, stream positions
     coordinates: Tensor  # `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1]
     step: int  # index of the step; it increases
-    usable: Tensor | None = None  # `[T]` bool, False where a number is not finite; None: not examined yet
+    # `[T]` bool, False where a number is not finite; None: not examined yet
+    usable: Tensor | None = None
     words: int = 0  # how many of the last tokens are what was said in the step
-    repeats: Tensor | None = None  # `[T]` bool, tokens that repeat the step before; None: not looked up
+    # `[T]` bool, tokens that repeat the step before; None: not looked up
+    repeats: Tensor | None = None
 
     def usable_only(self) -> StepKV:
         """Return the step without its unusable tokens. This waits for the device."""
-        return self if self.usable is None else replace(self.tokens(self.usable.nonzero().squeeze(1)), usable=None)
+        return (
+            self
+            if self.usable is None
+            else replace(self.tokens(self.usable.nonzero().squeeze(1)), usable=None)
+        )
 
     def tokens(self, some: Tensor | slice) -> StepKV:
         """Return some of its tokens, without telling which are words."""
-        kv, places = (self.keys[:, :, some], self.values[:, :, some]), (self.positions[some], self.coordinates[some])
-        usable, repeats = (None if held is None else held[some] for held in (self.usable, self.repeats))
+        kv = (self.keys[:, :, some], self.values[:, :, some])
+        places = (self.positions[some], self.coordinates[some])
+        usable, repeats = (
+            None if held is None else held[some] for held in (self.usable, self.repeats)
+        )
         return StepKV(*kv, *places, self.step, usable, repeats=repeats)
 
 
 def split_steps(
     keys: Tensor, values: Tensor, places: Sequence[tuple[Tensor, Tensor, int]], first: int
 ) -> Iterator[StepKV]:
-    """Yield consecutive steps, numbered from `first`, of the keys and values `[L, H, T, D]` of all their tokens.
+    """Yield consecutive steps, numbered from `first`, of the keys and values `[L, H, T, D]` of all
+    their tokens.
 
-    `places` are positions `[T, P]` and coordinates `[T, 2]` of each step, and how many of its last tokens are words.
+    `places` are positions `[T, P]` and coordinates `[T, 2]` of each step, and how many of its last
+    tokens are words.
     """
     begin = 0
     for index, (positions, coordinates, words) in enumerate(places, first):
@@ -107,11 +129,15 @@ def split_steps(
 
 @dataclass(frozen=True, slots=True)
 class StreamClock:
-    """Where a stream stands. StateCorrupt: the fields contradict each other, or are beyond what a state can tell."""
+    """Where a stream stands. StateCorrupt: the fields contradict each other, or are beyond what a
+    state can tell.
+    """
 
     steps: _StreamCount  # steps watched; also the index of the next one
-    stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_STREAM_COUNT)]  # at the end of the last step, 0 before the first
-    next_position: _StreamCount  # one more than the highest rotary position in use; text starts here
+    # at the end of the last step, 0 before the first
+    stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_STREAM_COUNT)]
+    # one more than the highest rotary position in use; text starts here
+    next_position: _StreamCount
     tokens_seen: _StreamCount  # tokens of the steps watched
     fps: Annotated[float, Meta(ge=1e-6, le=1e6)]  # sampled frames a second
     frames_per_step: Annotated[int, Meta(ge=1, le=1000)]  # sampled frames that make a step
@@ -124,17 +150,25 @@ class StreamClock:
     def __post_init__(self) -> None:
         reached = max(self.steps, self.tokens_seen, self.next_position, self.stream_time_s)
         if reached >= MOST_STREAM_COUNT:
-            raise StateCorrupt(f"clock: a stream that has come to {reached:g} is at the end of what a state can count")
+            raise StateCorrupt(
+                f"clock: a stream that has come to {reached:g} is at the end of what a state can "
+                "count"
+            )
         if not (self.tokens_seen > 0) == (self.steps > 0) == (self.stream_time_s > 0):
             raise StateCorrupt(
-                f"clock: {self.steps} steps, {self.tokens_seen} tokens and {self.stream_time_s} s contradict each other"
+                f"clock: {self.steps} steps, {self.tokens_seen} tokens and {self.stream_time_s} s "
+                "contradict each other"
             )
         if self.tokens_seen < self.steps:
-            raise StateCorrupt(f"clock.tokens_seen: {self.tokens_seen} tokens in {self.steps} steps")
+            raise StateCorrupt(
+                f"clock.tokens_seen: {self.tokens_seen} tokens in {self.steps} steps"
+            )
 
 
 def make_cell_centres(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
-    """Return (x, y) of the cells of a grid in raster order, `[rows * columns, 2]` float32 in [0, 1]."""
+    """Return (x, y) of the cells of a grid in raster order, `[rows * columns, 2]` float32 in [0,
+    1].
+    """
     rows, columns = grid
     y = (torch.arange(rows, dtype=torch.float32, device=device) + 0.5) / rows
     x = (torch.arange(columns, dtype=torch.float32, device=device) + 0.5) / columns

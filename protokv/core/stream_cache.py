@@ -1,11 +1,13 @@
 """`StreamCache`: the layers of a decoder of transformers while it forwards tokens after a context.
 
-Layers with full attention (`StreamCacheLayer`) read the context, and the tokens since it was taken; all others are
-transformers' own. With `attn_implementation="protokv"` slots and their bias are read in place: this is the fast way.
-Our attention function finds the layer in an attribute of its keys, without arguments of the model, also in layers that
-share keys. With `sdpa` or `eager` a layer returns `[slots | new tokens]` and hands the bias to transformers' function.
+Layers with full attention (`StreamCacheLayer`) read the context, and the tokens since it was taken;
+all others are transformers' own. With `attn_implementation="protokv"` slots and their bias are read
+in place: this is the fast way. Our attention function finds the layer in an attribute of its keys,
+without arguments of the model, also in layers that share keys. With `sdpa` or `eager` a layer
+returns `[slots | new tokens]` and hands the bias to transformers' function.
 
-Letters: L layers, H KV heads, Hq query heads, n tokens since the context was taken, N slots, D head size.
+Letters: L layers, H KV heads, Hq query heads, n tokens since the context was taken, N slots, D head
+size.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from protokv.core.context import Context, KVSegment
 from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_window_tensor
 from protokv.errors import ConfigError, StateCorrupt
 
-CACHE_ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
-    "past_key_values"
-)  # fmt: skip
+CACHE_ARGUMENT: Final = (
+    "cache"
+    if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else ("past_key_values")
+)
 """The argument of a model that takes a cache; transformers renamed it in 5.24."""
 ATTENTION_HINT: Final = 'load the model with attn_implementation="protokv"'
 _LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
@@ -49,7 +53,9 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def owner(self) -> StreamCache:
-        """The cache of the layer. It is not kept alive: a step on a device would stay until Python looks for cycles."""
+        """The cache of the layer. It is not kept alive: a step on a device would stay until Python
+        looks for cycles.
+        """
         owner = self._owner()
         assert owner is not None, "the cache of this layer is gone"
         return owner
@@ -59,23 +65,38 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
         self._owner = ref(owner)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take dtype and device of the first tokens. ConfigError: no memory serves such keys and values."""
+        """Take dtype and device of the first tokens. ConfigError: no memory serves such keys and
+        values.
+        """
         if key_states.shape[0] != 1:
-            why = f"the cache holds one stream, and the model was given a batch of {key_states.shape[0]}"
+            why = (
+                "the cache holds one stream, and the model was given a batch of "
+                f"{key_states.shape[0]}"
+            )
             raise ConfigError(why, hint="forward one stream at a time, without beams")
         if key_states.shape[3] != value_states.shape[3]:
-            why = "keys and values of this model differ in size (latent attention), which no memory serves"
+            why = (
+                "keys and values of this model differ in size (latent attention), which no memory "
+                "serves"
+            )
             raise ConfigError(why, hint="use a model with keys and values of one size")
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype = key_states.dtype
+        self.device = key_states.device
         self.is_initialized = True
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, kwargs: dict[str, Any] | None = None, **__: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *_: Any,
+        kwargs: dict[str, Any] | None = None,
+        **__: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Take keys and values `[1, H, T, D]`; return what the layer attends to, `[1, H, N + n, D]`.
+        """Take keys and values `[1, H, T, D]`; return what the layer attends to, `[1, H, N + n,
+        D]`.
 
-        Stock attention gets the bias of the slots through its arguments `kwargs`. ConfigError: it does not, or no
-        memory serves such keys and values.
+        Stock attention gets the bias of the slots through its arguments `kwargs`. ConfigError: it
+        does not, or no memory serves such keys and values.
         """
         if not self.is_initialized or key_states.shape[0] != 1:
             self.lazy_initialization(key_states, value_states)
@@ -95,7 +116,9 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
         bias = bias.clamp(min=torch.finfo(key_states.dtype).min / 2).to(key_states.dtype)
         each = bias.repeat_interleave(groups, 0)[None, :, None]
         kwargs["position_bias"] = each.expand(1, -1, key_states.shape[2], -1)
-        return torch.cat((slots.keys[None], local[0]), 2), torch.cat((slots.values[None], local[1]), 2)
+        return torch.cat((slots.keys[None], local[0]), 2), torch.cat(
+            (slots.values[None], local[1]), 2
+        )
 
     def reset(self) -> None:
         """Forget the tokens since the last commit; transformers' name for it."""
@@ -108,8 +131,13 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many keys a mask has, and the place of the first in the stream."""
         if not query_length and self.owner.seen:
-            why = "transformers took new tokens for a conversation that the cache has seen; use cache.question(inputs)"
-            raise ConfigError(why, hint="an attention_mask of the whole length tells it that they are new")
+            why = (
+                "transformers took new tokens for a conversation that the cache has seen; use "
+                "cache.question(inputs)"
+            )
+            raise ConfigError(
+                why, hint="an attention_mask of the whole length tells it that they are new"
+            )
         slots = self.owner.slots(self.number)
         held = 0 if slots is None else slots.keys.shape[1]
         return held + self.length + query_length, self.owner.seen - held
@@ -120,13 +148,20 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
 
 
 def _attention_forward(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, n, D]`; returns `[1, T, Hq, D]`.
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, n, D]`; returns
+    `[1, T, Hq, D]`.
 
-    Keys that no memory returned go to transformers' own function: those of sliding layers, of vision towers, and of a
-    model that is used without a memory. Nothing can be trained through slots.
+    Keys that no memory returned go to transformers' own function: those of sliding layers, of
+    vision towers, and of a model that is used without a memory. Nothing can be trained through
+    slots.
     """
     layer: StreamCacheLayer | None = getattr(key, _LAYER, None)
     if layer is None:
@@ -152,13 +187,21 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
     seen: int  # tokens before these, as masks count
 
     def __init__(self, config: Any) -> None:
-        """Make the layers of the decoder of a config. ConfigError: it has layers that no memory serves."""
+        """Make the layers of the decoder of a config. ConfigError: it has layers that no memory
+        serves.
+        """
         layers: list[Any] = []
         for layer in DynamicCache(config=config).layers:
             own = type(layer) is DynamicLayer
             if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
-                why = f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can hold"
-                raise ConfigError(why, hint="use a model of which each layer has full, sliding or linear attention")
+                why = (
+                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can "
+                    "hold"
+                )
+                raise ConfigError(
+                    why,
+                    hint="use a model of which each layer has full, sliding or linear attention",
+                )
             number = sum(isinstance(one, StreamCacheLayer) for one in layers)
             layers.append(StreamCacheLayer(self, number) if own else layer)
         TransformersCache.__init__(self, layers=layers)
@@ -169,8 +212,11 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         # Of each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
         self.query_heads: int = config.num_attention_heads
-        self.context, self.masks, self.seen = Context(), AttentionMasks(), 0
-        self._settled: dict[str, Tensor] = {}  # what transformers' own layers held when the tokens since then began
+        self.context = Context()
+        self.masks = AttentionMasks()
+        self.seen = 0
+        # what transformers' own layers held when the tokens since then began
+        self._settled: dict[str, Tensor] = {}
 
     @property
     def memory_layers(self) -> list[StreamCacheLayer]:
@@ -186,12 +232,16 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self.form = None
         for name, held in vars(layer).items():
             if isinstance(held, dict):
-                fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
+                fresh = {
+                    i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()
+                }
                 setattr(other, name, fresh)
         return other
 
     def settle(self) -> None:
-        """Forget the tokens, which the memory has taken; no number that is not finite stays in other layers."""
+        """Forget the tokens, which the memory has taken; no number that is not finite stays in
+        other layers.
+        """
         self.seen += self.length
         super().settle()
         if len(self.memory_layers) < len(self.layers):
@@ -199,26 +249,35 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             _restore_layers(self.layers, self._settled, self.seen)
 
     def take(self, other: Self, tokens: int = 0) -> None:
-        """Go on from a settled fork, or `tokens` later. Other layers' tensors are copied, in place where sizes stay."""
-        self.seen, held = other.seen + tokens, collect_layer_tensors(other.layers)
+        """Go on from a settled fork, or `tokens` later. Other layers' tensors are copied, in place
+        where sizes stay.
+        """
+        self.seen = other.seen + tokens
+        held = collect_layer_tensors(other.layers)
         for name, one in held.items():
             mine = self._settled.get(name) if self.form else None
             held[name] = one.clone() if mine is None or mine.shape != one.shape else mine.copy_(one)
         _restore_layers(self.layers, held, self.seen)
         self._settled = collect_layer_tensors(self.layers)
-        self.form = tuple(one.shape for one in self._settled.values()) or None  # from here on it stays where it is
+        # from here on it stays where it is
+        self.form = tuple(one.shape for one in self._settled.values()) or None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what layers hold that the memory does not serve; nothing if all have full attention."""
+        """Return what layers hold that the memory does not serve; nothing if all have full
+        attention.
+        """
         if len(self.memory_layers) == len(self.layers):
             return {}
         kinds = torch.tensor([tuple(map(int, row)) for row in self.kinds], dtype=torch.int32)
         return {LAYER_KINDS: kinds} | collect_layer_tensors(self.layers)
 
-    def load_layers(self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None) -> None:
+    def load_layers(
+        self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None
+    ) -> None:
         """Take what `tensors` returned, on any device, to the devices of all layers of the model.
 
-        `seen` are the tokens before; None: as many as a window holds. StateCorrupt: another model left it.
+        `seen` are the tokens before; None: as many as a window holds. StateCorrupt: another model
+        left it.
         """
         own = self.tensors()
         if (own.get(LAYER_KINDS) is None) != (held.get(LAYER_KINDS) is None) or (
@@ -227,7 +286,9 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             raise StateCorrupt(f"state: tensor {LAYER_KINDS} is not that of this model")
         try:
             self._settled = {
-                name: one.to(devices[int(name.split(".")[1])]) for name, one in held.items() if name != LAYER_KINDS
+                name: one.to(devices[int(name.split(".")[1])])
+                for name, one in held.items()
+                if name != LAYER_KINDS
             }
             self.seen = _restore_layers(self.layers, self._settled, seen)
         except (KeyError, ValueError, IndexError, AttributeError) as error:
@@ -239,7 +300,9 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
 
 
 def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
-    """Return the kind of a layer, and whether it shares the tokens of an earlier one; then only its name tells."""
+    """Return the kind of a layer, and whether it shares the tokens of an earlier one; then only its
+    name tells.
+    """
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return LayerKind.LINEAR, False
     if isinstance(layer, CacheLayerMixin):
@@ -248,7 +311,9 @@ def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
 
 
 def collect_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
-    """Return what transformers' own layers hold, as `protokv.core.layers` names it; keys and values `[H, n, D]`."""
+    """Return what transformers' own layers hold, as `protokv.core.layers` names it; keys and values
+    `[H, n, D]`.
+    """
     found: dict[str, Tensor] = {}
     for i, layer in enumerate(layers):
         if isinstance(layer, StreamCacheLayer):
@@ -259,15 +324,21 @@ def collect_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
                 found[f"layers.{i}.{name}"] = held[0]
         for name in ("conv_states", "recurrent_states"):
             states = getattr(layer, name, {})
-            found |= {f"layers.{i}.{name}.{n}": held for n, held in states.items() if held is not None}
+            found |= {
+                f"layers.{i}.{name}.{n}": held for n, held in states.items() if held is not None
+            }
     return found
 
 
-def _restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None) -> int:
-    """Give transformers' own layers what `collect_layer_tensors` returned; states, which they write to, are copied.
+def _restore_layers(
+    layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None
+) -> int:
+    """Give transformers' own layers what `collect_layer_tensors` returned; states, which they write
+    to, are copied.
 
-    Returns `seen`, tokens before these, as masks count; None: as many as a window holds. KeyError, ValueError,
-    IndexError, AttributeError: these layers hold nothing of that name, or a shorter window.
+    Returns `seen`, tokens before these, as masks count; None: as many as a window holds. KeyError,
+    ValueError, IndexError, AttributeError: these layers hold nothing of that name, or a shorter
+    window.
     """
     for name, held in tensors.items():
         _, number, kind, *rest = name.split(".")
@@ -281,10 +352,12 @@ def _restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: 
             seen = held.shape[1] if seen is None else seen
             layer.cumulative_length = seen
             continue
-        states, n = getattr(layer, kind), int(rest[0])
+        states = getattr(layer, kind)
+        n = int(rest[0])
         states[n] = held if held is states[n] else held.clone()
         getattr(layer, f"is_{kind}_initialized")[n] = layer.has_previous_state[n] = True
         if kind == "conv_states":
             layer.conv_kernel_size[n] = held.shape[-1]
-        layer.dtype, layer.device = held.dtype, held.device
+        layer.dtype = held.dtype
+        layer.device = held.device
     return seen or 0

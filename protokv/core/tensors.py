@@ -1,7 +1,8 @@
-"""How a memory declares its state: `TensorSpec` for a tensor, `StateTensors` for a holder of tensors.
+"""How a memory declares its state: `TensorSpec` for a tensor, `StateTensors` for a holder of
+tensors.
 
-A declaration is arithmetic on settings and on the sizes of the model (`MemoryShape`); it allocates nothing. What is
-allocated, saved, checked on loading and counted in bytes follows from it.
+A declaration is arithmetic on settings and on the sizes of the model (`MemoryShape`); it allocates
+nothing. What is allocated, saved, checked on loading and counted in bytes follows from it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,19 @@ from torch import Tensor
 
 LAYER: Final = "layer"
 
-# Axes whose entries are filled one after another; a saved state leaves out the unused ones (`protokv.core.packing`).
+# Axes whose entries are filled one after another; a saved state leaves out the unused ones
+# (`protokv.core.packing`).
 SLOTS: Final = (
-    "near_token", "prototype", "kept_token", "residual", "thumbnail", "thumbnail_byte",
-    "word_near_token", "word_prototype", "line_byte",
-)  # fmt: skip
+    "near_token",
+    "prototype",
+    "kept_token",
+    "residual",
+    "thumbnail",
+    "thumbnail_byte",
+    "word_near_token",
+    "word_prototype",
+    "line_byte",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,8 @@ class TensorSpec:
     """One tensor of a state. Axes of one name have one size in all tensors."""
 
     name: str  # `group.name`
-    dims: tuple[str, ...]  # what each axis counts, such as `("layer", "kv_head", "prototype", "feature")`
+    # what each axis counts, such as `("layer", "kv_head", "prototype", "feature")`
+    dims: tuple[str, ...]
     shape: tuple[int | None, ...]  # size of each axis; None if it grows with the stream
     dtype: torch.dtype
     meaning: str  # what it holds, in a few words
@@ -50,7 +60,9 @@ class TensorSpec:
 
     def allocate(self, device: torch.device) -> Tensor:
         """Return the tensor before the stream begins; axes that grow have size 0."""
-        return torch.full([size or 0 for size in self.shape], self.fill, dtype=self.dtype, device=device)
+        return torch.full(
+            [size or 0 for size in self.shape], self.fill, dtype=self.dtype, device=device
+        )
 
 
 class StateTensors(ABC):
@@ -61,7 +73,8 @@ class StateTensors(ABC):
         """Return its tensors by name: the live ones, on any device, contiguous or not."""
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy its tensors out of a whole state, whose form was checked; by default into the live ones.
+        """Copy its tensors out of a whole state, whose form was checked; by default into the live
+        ones.
 
         StateCorrupt: a number that serves as an index is out of range; the tensor is named.
         """
@@ -69,13 +82,22 @@ class StateTensors(ABC):
             held.copy_(tensors[name])
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return tensors that are not saved because the state determines them, by the group they are counted with."""
+        """Return tensors that are not saved because the state determines them, by the group they
+        are counted with.
+        """
         return {}
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by group of tensors, buffers included."""
-        held = ((name.partition(".")[0], count_bytes(tensor)) for name, tensor in self.live_tensors().items())
-        return sum_by_group(chain(held, ((group, count_bytes(*tensors)) for group, tensors in self.buffers().items())))
+        held = (
+            (name.partition(".")[0], count_bytes(tensor))
+            for name, tensor in self.live_tensors().items()
+        )
+        return sum_by_group(
+            chain(
+                held, ((group, count_bytes(*tensors)) for group, tensors in self.buffers().items())
+            )
+        )
 
 
 def sum_by_group(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -102,7 +124,8 @@ class MemoryShape:
     sink_tokens: int  # P0, tokens of the prompt prefix; may be 0
     dtype: torch.dtype  # of keys and values
     device: torch.device  # of all tensors, unless `layer_devices` says otherwise
-    layer_devices: Sequence[torch.device] | None = None  # of each layer of a model spread over several; None: `device`
+    # of each layer of a model spread over several; None: `device`
+    layer_devices: Sequence[torch.device] | None = None
     part_of: int | None = None  # number of layers of the whole model if these are only some of them
     first_layer: int = 0  # index in the whole model of the first of these layers
     frames_per_step: int = 1  # sampled frames that make a step

@@ -1,7 +1,8 @@
 """Fleets: many videos into as many states, by workers that each load the model once.
 
-`list_video_jobs` lists the videos, a `FleetWorker` says what is left of one and watches it, a `LocalWorkerPool` has
-workers here and a `RayWorkerPool` (`cluster`) in a Ray cluster, and `run_fleet` hands the videos out.
+`list_video_jobs` lists the videos, a `FleetWorker` says what is left of one and watches it, a
+`LocalWorkerPool` has workers here and a `RayWorkerPool` (`cluster`) in a Ray cluster, and
+`run_fleet` hands the videos out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,14 @@ from protokv.fleet.run import LocalWorkerPool, run_fleet
 from protokv.fleet.worker import JobRecipe, VideoFailure, VideoOutcome, preview_fleet
 
 __all__ = [
-    "JobRecipe", "LocalWorkerPool", "VideoFailure", "VideoJob", "VideoOutcome", "find_fleet_states",
-    "list_video_jobs", "locate_fleet_state", "preview_fleet", "run_fleet",
-]  # fmt: skip
+    "JobRecipe",
+    "LocalWorkerPool",
+    "VideoFailure",
+    "VideoJob",
+    "VideoOutcome",
+    "find_fleet_states",
+    "list_video_jobs",
+    "locate_fleet_state",
+    "preview_fleet",
+    "run_fleet",
+]

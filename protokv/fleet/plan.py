@@ -1,8 +1,8 @@
 """The videos of a fleet, the key of each, and where the states are.
 
-The key of a file is its stem; below a folder, or a prefix or glob of an object store, it is the path from there without
-the suffix. The state of the key `monday/door` is `monday/door.safetensors`. Nothing is opened here; a missing video is
-reported when its turn comes.
+The key of a file is its stem; below a folder, or a prefix or glob of an object store, it is the
+path from there without the suffix. The state of the key `monday/door` is `monday/door.safetensors`.
+Nothing is opened here; a missing video is reported when its turn comes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,22 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.state.store import STATE_FORMS, is_remote_state, make_state_name
-from protokv.video.address import LIVE, VIDEO_SUFFIXES, name_source, redact_source, source_kind, source_stem
+from protokv.video.address import (
+    LIVE,
+    VIDEO_SUFFIXES,
+    name_source,
+    redact_source,
+    source_kind,
+    source_stem,
+)
 from protokv.video.bucket import in_bucket, list_bucket
 
 
 @dataclass(frozen=True, slots=True)
 class VideoJob:
-    """One video: its source as `open_source` takes it, and the key of its state, a relative path with `/`."""
+    """One video: its source as `open_source` takes it, and the key of its state, a relative path
+    with `/`.
+    """
 
     source: str
     key: str
@@ -32,19 +41,30 @@ class VideoJob:
 
 
 def list_video_jobs(sources: Iterable[str]) -> list[VideoJob]:
-    """Return every video once, in the order of the sources; within a folder or prefix sorted by name.
+    """Return every video once, in the order of the sources; within a folder or prefix sorted by
+    name.
 
-    ConfigError if two videos have one key, or one is live; SourceNotFound if a folder or prefix holds none.
+    ConfigError if two videos have one key, or one is live; SourceNotFound if a folder or prefix
+    holds none.
     """
     jobs: dict[str, VideoJob] = {}
     for job in (job for source in sources for job in _expand(source)):
         if source_kind(job.source) in LIVE:
             why = f"{redact_source(job.source)} is live, and workers are for videos that end"
-            raise ConfigError(why, hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors")
+            raise ConfigError(
+                why,
+                hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors",
+            )
         other = jobs.setdefault(job.key, job)
         if other.source != job.source:
-            why = f"{name_source(other.source)} and {name_source(job.source)} would both have the state {job.key}"
-            hint = "name a folder that holds both, whose states have their paths, or ingest them into two folders"
+            why = (
+                f"{name_source(other.source)} and {name_source(job.source)} would both have the "
+                f"state {job.key}"
+            )
+            hint = (
+                "name a folder that holds both, whose states have their paths, or ingest them into "
+                "two folders"
+            )
             raise ConfigError(why, hint=hint)
     return list(jobs.values())
 
@@ -62,9 +82,16 @@ def _expand(source: str) -> Iterator[VideoJob]:
         return
     files = (path for path in Path(source).rglob("*") if path.is_file())
     below = ((path.relative_to(source).as_posix(), str(path)) for path in files)
-    videos = [(name, path) for name, path in (list_bucket(source) if in_bucket(source) else below) if _is_video(name)]
+    videos = [
+        (name, path)
+        for name, path in (list_bucket(source) if in_bucket(source) else below)
+        if _is_video(name)
+    ]
     if not videos:
-        raise SourceNotFound(f"there is no video in {source}", hint="check its spelling; names end in .mp4, .mkv, ...")
+        raise SourceNotFound(
+            f"there is no video in {source}",
+            hint="check its spelling; names end in .mp4, .mkv, ...",
+        )
     for name, path in sorted(videos):
         yield VideoJob(path, _cut_suffix(name))
 
@@ -79,7 +106,9 @@ def make_video_key(source: str) -> str:
 
 def _is_video(name: str) -> bool:
     path = PurePosixPath(name)
-    return path.suffix.lower() in VIDEO_SUFFIXES and not any(part.startswith(".") for part in path.parts)
+    return path.suffix.lower() in VIDEO_SUFFIXES and not any(
+        part.startswith(".") for part in path.parts
+    )
 
 
 def _cut_suffix(name: str) -> str:
@@ -97,7 +126,9 @@ def locate_fleet_state(place: str, key: str) -> str:
 def _require_name(path: str) -> str:
     """Return a path that is not empty, which would be this folder. ConfigError."""
     if not path:
-        raise ConfigError("the name of a source or a state is empty", hint="a variable of the shell may be unset")
+        raise ConfigError(
+            "the name of a source or a state is empty", hint="a variable of the shell may be unset"
+        )
     return path
 
 
@@ -110,16 +141,23 @@ def is_fleet_folder(path: str) -> bool:
 
 
 def find_fleet_states(place: str) -> list[str]:
-    """Return the states below a place, sorted by name, without reading them. StateNotFound if there is none."""
+    """Return the states below a place, sorted by name, without reading them. StateNotFound if there
+    is none.
+    """
     listed = list_bucket(place) if is_remote_state(place) else _walk(Path(place))
     if not (found := sorted(path for name, path in listed if name.endswith(tuple(STATE_FORMS)))):
-        raise StateNotFound(f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/")
+        raise StateNotFound(
+            f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/"
+        )
     return found
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     for where, folders, names in os.walk(folder):
         seen = [name for name in (*folders, *names) if not name.startswith(".")]
-        # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a suffix.
-        folders[:] = [name for name in folders if name in seen and not name.endswith(tuple(STATE_FORMS))]
+        # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a
+        # suffix.
+        folders[:] = [
+            name for name in folders if name in seen and not name.endswith(tuple(STATE_FORMS))
+        ]
         yield from ((name, str(Path(where, name))) for name in seen)

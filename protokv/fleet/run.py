@@ -1,7 +1,8 @@
 """Run a fleet: hand videos to workers as they become free, and yield one `VideoOutcome` per video.
 
-A thread waits for each worker: a process here, or an actor of a cluster (`RayWorkerPool`). A worker that dies is
-replaced and its video tried again, from its last commit. A mistake of all videos, such as no model, ends the fleet.
+A thread waits for each worker: a process here, or an actor of a cluster (`RayWorkerPool`). A worker
+that dies is replaced and its video tried again, from its last commit. A mistake of all videos, such
+as no model, ends the fleet.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from ctypes import c_bool
@@ -39,7 +46,9 @@ class WorkerPool(Protocol):
     size: int
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
-        """Call a method of a `FleetWorker` and wait for it; start it if there is none. WorkerDied if it dies."""
+        """Call a method of a `FleetWorker` and wait for it; start it if there is none. WorkerDied
+        if it dies.
+        """
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
@@ -48,25 +57,31 @@ class WorkerPool(Protocol):
 class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
     """A `WorkerPool` of processes on this machine, on the devices in turn.
 
-    The death of a process breaks its whole executor, so each worker has an executor of its own: only its task is lost,
-    and it keeps its device. A worker ends with its coordinator.
+    The death of a process breaks its whole executor, so each worker has an executor of its own:
+    only its task is lost, and it keeps its device. A worker ends with its coordinator.
     """
 
     def __init__(self, recipe: JobRecipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
         """Start nothing yet; `n` processes will use the devices, named as in `load_backbone`."""
-        self.size, self._recipe, self._devices = n, recipe, devices
+        self.size = n
+        self._recipe = recipe
+        self._devices = devices
         self._executors: list[ProcessPoolExecutor | None] = [None] * n
         # Shared memory without a lock, because a worker may be killed at any instant.
         self._stopped = _SPAWN.RawValue(c_bool, False)
-        # Starting this unblocks SIGINT in the thread that does it, and so in the first worker that `call` starts.
+        # Starting this unblocks SIGINT in the thread that does it, and so in the first worker that
+        # `call` starts.
         resource_tracker.ensure_running()
         # Workers copy videos from a bucket to this folder, and one that is killed leaves its copy.
-        self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="protokv-fleet-", ignore_cleanup_errors=True
+        )
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         """Call a method of a worker. WorkerDied."""
-        # A terminal sends these signals to all processes, but only the coordinator acts. A process that starts now
-        # inherits the mask of this thread, which is one of those that wait for workers.
+        # A terminal sends these signals to all processes, but only the coordinator acts. A process
+        # that starts now inherits the mask of this thread, which is one of those that wait for
+        # workers.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
         if (executor := self._executors[index]) is None:
             device = self._devices[index % len(self._devices)]
@@ -76,7 +91,9 @@ class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
             return executor.submit(_call, verb, args).result()
         except BrokenProcessPool as error:
             self._executors[index] = None
-            raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
+            raise WorkerDied(
+                "its process was killed or crashed (out of memory, or a fault in a library)"
+            ) from error
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
@@ -116,15 +133,19 @@ def run_fleet(
     max_failures: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[VideoOutcome]:
-    """Bring every video to its state at `place`; yield one outcome per video, in the order in which they end.
+    """Bring every video to its state at `place`; yield one outcome per video, in the order in which
+    they end.
 
-    Videos are taken as workers become free. No other is begun after `max_failures`, or once `should_stop`, asked five
-    times a second, returns True: then those in work are committed.
+    Videos are taken as workers become free. No other is begun after `max_failures`, or once
+    `should_stop`, asked five times a second, returns True: then those in work are committed.
 
     ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
-    waiting, failed, over = iter(jobs), 0, threading.Event()
-    free, in_work = list(range(pool.size)), dict[Future[VideoOutcome], int]()
+    waiting = iter(jobs)
+    failed = 0
+    over = threading.Event()
+    free = list(range(pool.size))
+    in_work = dict[Future[VideoOutcome], int]()
     with ThreadPoolExecutor(pool.size, "fleet") as threads:
         try:
             while True:
@@ -150,8 +171,12 @@ def run_fleet(
                 pool.stop()
 
 
-def _ingest(pool: WorkerPool, index: int, job: VideoJob, place: str, over: threading.Event) -> VideoOutcome:
-    """Bring one video to its state with the worker at `index`; once `over`, a worker that died is not replaced."""
+def _ingest(
+    pool: WorkerPool, index: int, job: VideoJob, place: str, over: threading.Event
+) -> VideoOutcome:
+    """Bring one video to its state with the worker at `index`; once `over`, a worker that died is
+    not replaced.
+    """
     lost = VideoOutcome(job, locate_fleet_state(place, job.key), "stopped")
     for attempt in range(1, VIDEO_ATTEMPTS + 1):
         verb = "examine"
@@ -166,8 +191,16 @@ def _ingest(pool: WorkerPool, index: int, job: VideoJob, place: str, over: threa
                 return replace(lost, attempts=attempt)
             if verb == "load":
                 why = f"a worker died while it loaded the model: {death}"
-                hint = "use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1"
+                hint = (
+                    "use fewer --workers, or a smaller model; on one device of its own each: "
+                    "--devices 0,1"
+                )
                 raise ModelError(why, hint=hint) from death
             message = f"{death}, {attempt} times"
     hint = "try it alone, with --debug; if memory ran out, use fewer --workers"
-    return replace(lost, status="failed", attempts=VIDEO_ATTEMPTS, failure=VideoFailure("WorkerDied", message, hint))
+    return replace(
+        lost,
+        status="failed",
+        attempts=VIDEO_ATTEMPTS,
+        failure=VideoFailure("WorkerDied", message, hint),
+    )

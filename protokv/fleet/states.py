@@ -1,4 +1,6 @@
-"""All states of a fleet: a survey of them by their headers, and one model for all of them. Knows no command line."""
+"""All states of a fleet: a survey of them by their headers, and one model for all of them. Knows no
+command line.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,42 @@ from protokv.fleet.worker import VideoFailure, read_recorded_damage
 from protokv.state.checkpoint import load_recorded_backbone, read_state_memory_config
 from protokv.state.reader import StateReader
 
-_COLUMNS = "stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "failure"
+_COLUMNS = (
+    "stream_time_s",
+    "steps",
+    "tokens_seen",
+    "file_bytes",
+    "memory",
+    "model",
+    "damage",
+    "failure",
+)
 
 
 def describe_fleet_states(place: str) -> Iterator[dict[str, Any]]:
-    """Yield a row per state, sorted by name: plain JSON, with unknown values as None. StateNotFound if there is none.
+    """Yield a row per state, sorted by name: plain JSON, with unknown values as None. StateNotFound
+    if there is none.
 
     `failure` says why a state cannot be read.
     """
     for state in find_fleet_states(place):
-        row: dict[str, Any] = {"state": state, "source": None, "complete": False, **dict.fromkeys(_COLUMNS)}
+        row: dict[str, Any] = {
+            "state": state,
+            "source": None,
+            "complete": False,
+            **dict.fromkeys(_COLUMNS),
+        }
         try:
             reader = StateReader.open(state)
-            header, clock, config = reader.header, reader.header.clock, read_state_memory_config(reader.header)
+            header = reader.header
+            clock = reader.header.clock
+            config = read_state_memory_config(reader.header)
             row |= {
                 "source": (header.source or {}).get("name"),
                 "complete": header.complete,
-                **{name: getattr(clock, name) for name in ("stream_time_s", "steps", "tokens_seen")},
+                **{
+                    name: getattr(clock, name) for name in ("stream_time_s", "steps", "tokens_seen")
+                },
                 "file_bytes": reader.file_bytes,
                 "memory": f"{config.name}, {config.budget} tokens",
                 "model": header.backbone.name,
@@ -40,17 +61,25 @@ def describe_fleet_states(place: str) -> Iterator[dict[str, Any]]:
 
 
 def load_backbone_for_states(
-    states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
+    states: Iterable[str],
+    name: str | None,
+    revision: str | None = None,
+    *,
+    device: str,
+    device_map: str | None,
 ) -> Backbone:
     """Load the model of the first readable state; arguments as for `load_recorded_backbone`.
 
-    StateError: no state can be read; the first reason is given. ModelError: the model cannot be loaded.
+    StateError: no state can be read; the first reason is given. ModelError: the model cannot be
+    loaded.
     """
     reasons = list[StateError]()
     for state in states:
         try:
             header = StateReader.open(state).header
-            return load_recorded_backbone(header, name, revision, device=device, device_map=device_map)
+            return load_recorded_backbone(
+                header, name, revision, device=device, device_map=device_map
+            )
         except StateError as error:
             reasons.append(error)
     raise reasons[0]

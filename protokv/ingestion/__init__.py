@@ -1,4 +1,5 @@
-"""The one door: `ingest` streams a source through a session into a state; `ingest_events` yields what happens.
+"""The one door: `ingest` streams a source through a session into a state; `ingest_events` yields
+what happens.
 
 The package is not called `ingest` because `protokv.ingest` is the function.
 """
@@ -18,11 +19,32 @@ from protokv.ingestion.events import (
     SourceRecovered,
     WordsLost,
 )
-from protokv.ingestion.options import COMMIT_NEVER, Every, IngestOptions, LiveOptions, StandingQuestion
+from protokv.ingestion.options import (
+    COMMIT_NEVER,
+    Every,
+    IngestOptions,
+    LiveOptions,
+    StandingQuestion,
+)
 from protokv.ingestion.run import ingest, ingest_events
 
 __all__ = [
-    "COMMIT_NEVER", "Commit", "Every", "FramesDropped", "IngestEvent", "IngestOptions", "IngestProgress",
-    "IngestStarted", "IngestSummary", "LiveOptions", "QuestionAnswered", "SourceLost", "SourceNoted",
-    "SourceRecovered", "StandingQuestion", "WordsLost", "ingest", "ingest_events",
-]  # fmt: skip
+    "COMMIT_NEVER",
+    "Commit",
+    "Every",
+    "FramesDropped",
+    "IngestEvent",
+    "IngestOptions",
+    "IngestProgress",
+    "IngestStarted",
+    "IngestSummary",
+    "LiveOptions",
+    "QuestionAnswered",
+    "SourceLost",
+    "SourceNoted",
+    "SourceRecovered",
+    "StandingQuestion",
+    "WordsLost",
+    "ingest",
+    "ingest_events",
+]

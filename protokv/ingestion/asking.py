@@ -1,7 +1,8 @@
 """Ask standing questions between the steps of a run, from the one session that watches.
 
-A question is due where stream time passes a multiple of its interval: a run that was stopped asks at the same times as
-one that was not, and its state has the same answers. Asking changes nothing in the session.
+A question is due where stream time passes a multiple of its interval: a run that was stopped asks
+at the same times as one that was not, and its state has the same answers. Asking changes nothing in
+the session.
 """
 
 from __future__ import annotations
@@ -21,18 +22,28 @@ class StandingAsker:
     """Asks what is due, and has the last answers for the state: `kept`, oldest first."""
 
     def __init__(
-        self, session: Session, ask: Sequence[StandingQuestion], kept: Sequence[StandingAnswer], live: LiveSource | None
+        self,
+        session: Session,
+        ask: Sequence[StandingQuestion],
+        kept: Sequence[StandingAnswer],
+        live: LiveSource | None,
     ) -> None:
         """Refuse, before anything is watched, what the model cannot be asked. ConfigError."""
-        self._session, self._live, self.kept = session, live, list(kept)
-        self._asked = [(one, replace(session.backbone.decoding, choices=one.choices)) for one in ask]
+        self._session = session
+        self._live = live
+        self.kept = list(kept)
+        self._asked = [
+            (one, replace(session.backbone.decoding, choices=one.choices)) for one in ask
+        ]
         for one in ask:
             session.backbone.question_ids(one.text)
             session.backbone.choice_ids(one.choices)
 
     def ask_due(self, before_s: float) -> list[QuestionAnswered]:
         """Ask what became due after stream time `before_s`; return the answers that are news."""
-        session, live, found = self._session, self._live, list[QuestionAnswered]()
+        session = self._session
+        live = self._live
+        found = list[QuestionAnswered]()
         now_s = session.clock.stream_time_s
         for one, decoding in self._asked:
             if int(now_s / one.every_s + 1e-6) == int(before_s / one.every_s + 1e-6):
@@ -40,7 +51,9 @@ class StandingAsker:
             dropped = live.frames_dropped if live else 0
             with time_stage(session.timings, "questions"):
                 answer = session.ask(one.text, decoding, evidence=one.evidence)
-            shares = {choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()}
+            shares = {
+                choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()
+            }
             news = QuestionAnswered(
                 question=one.text[:MOST_ANSWER_CHARACTERS],
                 answer=answer.text[:MOST_ANSWER_CHARACTERS],
@@ -50,15 +63,25 @@ class StandingAsker:
                 probabilities=shares or None,
                 evidence=list(answer.evidence.spans) if answer.evidence else None,
                 took_s=round(answer.total_ms / 1e3, 4),
-                late_s=round(max(0.0, live.log.stream_time(live.now()) - now_s), 3) if live else None,
+                late_s=round(max(0.0, live.log.stream_time(live.now()) - now_s), 3)
+                if live
+                else None,
                 frames_dropped=live.frames_dropped - dropped if live else 0,
             )
-            last = next((row.answer for row in reversed(self.kept) if row.question == news.question), None)
+            last = next(
+                (row.answer for row in reversed(self.kept) if row.question == news.question), None
+            )
             if not one.on_change or last is None or last.casefold() != news.answer.casefold():
                 found.append(news)
-                self.kept.append(StandingAnswer(*(getattr(news, field) for field in StandingAnswer.__slots__)))
+                self.kept.append(
+                    StandingAnswer(*(getattr(news, field) for field in StandingAnswer.__slots__))
+                )
             if len(self.kept) > MOST_STANDING_ANSWERS:
                 # The oldest whose question has a newer answer: `on_change` compares with the last.
                 newest = {row.question: row for row in self.kept}
-                self.kept.remove(next((row for row in self.kept if newest[row.question] is not row), self.kept[0]))
+                self.kept.remove(
+                    next(
+                        (row for row in self.kept if newest[row.question] is not row), self.kept[0]
+                    )
+                )
         return found

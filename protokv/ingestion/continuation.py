@@ -1,9 +1,11 @@
-"""Check that a source, a memory and a model may continue a saved state, and find the source in its stream.
+"""Check that a source, a memory and a model may continue a saved state, and find the source in its
+stream.
 
-A continuation ends in the bytes of one uninterrupted run. So it needs the same source, model, memory and sampling rate,
-and is refused with the difference named. A finished state can be continued with another source: times and positions go
-on where it ends. Sources are identified by content and none is watched twice, so a command that appends one can be
-repeated, after a crash and after its end.
+A continuation ends in the bytes of one uninterrupted run. So it needs the same source, model,
+memory and sampling rate, and is refused with the difference named. A finished state can be
+continued with another source: times and positions go on where it ends. Sources are identified by
+content and none is watched twice, so a command that appends one can be repeated, after a crash and
+after its end.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import IngestOptions
 from protokv.state.checkpoint import check_state_fits, read_state_memory_config
 from protokv.state.header import State, StateHeader
-from protokv.state.sources import StreamSegment, list_state_sources, make_next_segment, read_last_segment
+from protokv.state.sources import (
+    StreamSegment,
+    list_state_sources,
+    make_next_segment,
+    read_last_segment,
+)
 from protokv.state.store import StatePath
 from protokv.video import Source
 from protokv.words import Subtitles
@@ -28,18 +35,22 @@ from protokv.words.find import identify_subtitles, name_subtitles, read_recorded
 def find_continued_segment(
     path: StatePath, state: State, source: Source, *, append: bool
 ) -> tuple[StreamSegment, Mapping[str, Any]]:
-    """Find where the source begins in the stream of a state, or stands in it already; and the state's record of it.
+    """Find where the source begins in the stream of a state, or stands in it already; and the
+    state's record of it.
 
-    A file is the same by its content, and a live source by its address: it goes on in the same state. The record is
-    empty if nothing of the source was watched. StateMismatch: the state is of another source, or its last source is not
-    watched to its end.
+    A file is the same by its content, and a live source by its address: it goes on in the same
+    state. The record is empty if nothing of the source was watched. StateMismatch: the state is of
+    another source, or its last source is not watched to its end.
     """
-    last, ours, records = state.source or {}, source.info.fingerprint, list_state_sources(state)
+    last = state.source or {}
+    ours = source.info.fingerprint
+    records = list_state_sources(state)
     if isinstance(source, LiveSource):
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
             part = replace(read_last_segment(state), done=False)
             return part, last if part.first_step < state.clock.steps else {}
-    # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
+    # A source without a fingerprint (frames from a program) equals no other, not even itself a
+    # moment ago.
     elif ours is not None:
         for record in reversed(records if append else records[:1]):
             if record.get("fingerprint") == ours:
@@ -51,7 +62,8 @@ def find_continued_segment(
     if not state.complete and last and "live" not in last:
         # A live source has no end.
         raise StateMismatch(
-            f"cannot append {source.info.name} to {path}: its last source {last.get('name')} is not watched to the end",
+            f"cannot append {source.info.name} to {path}: its last source {last.get('name')} is "
+            "not watched to the end",
             hint=f"finish it first: the command with {last.get('name')} again",
         )
     return make_next_segment(state), {}
@@ -71,42 +83,62 @@ def _another_source(path: StatePath, state: State, source: Source) -> StateMisma
 
 
 def check_continued_options(path: StatePath, state: StateHeader, options: IngestOptions) -> None:
-    """Refuse another memory, system prompt or chunk than the state's. StateMismatch, naming the setting."""
-    # Read the state's memory as a config, so that settings newer than the state have their defaults.
+    """Refuse another memory, system prompt or chunk than the state's. StateMismatch, naming the
+    setting.
+    """
+    # Read the state's memory as a config, so that settings newer than the state have their
+    # defaults.
     found = read_state_memory_config(state)
     # Whether there are words, and how large a step is, is settled where the stream begins.
     config = options.config.with_words(bool(getattr(found, "words", False)))
     config = config.for_step(getattr(found, "step_tokens", 0))
-    theirs, ours = found.to_dict(), config.to_dict()
+    theirs = found.to_dict()
+    ours = config.to_dict()
     for field in theirs:
         check_continued_field(path, f"memory.{field}", theirs[field], ours.get(field))
-    # Each step attended to the others of its chunk, and has read the system prompt; without one, it is the state's.
+    # Each step attended to the others of its chunk, and has read the system prompt; without one, it
+    # is the state's.
     if options.chunk is not None:
         check_continued_field(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
     if options.system is not None:
         check_continued_field(path, "system prompt", state.settings.get("system"), options.system)
 
 
-def check_continued_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
-    """Refuse another model, rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
+def check_continued_sampling(
+    path: StatePath, state: State, backbone: Backbone, fps: float | None
+) -> None:
+    """Refuse another model, rate, or other frames for the model, than the state's. StateMismatch,
+    naming the field.
+    """
     check_state_fits(state, backbone.identity)
-    check_continued_field(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
+    check_continued_field(
+        path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps
+    )
     for field in sorted(state.settings.keys() & backbone.settings.keys()):
         check_continued_field(path, field, state.settings[field], backbone.settings[field])
 
 
-def check_continued_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:
+def check_continued_subtitles(
+    path: StatePath, record: Mapping[str, Any], subtitles: Subtitles
+) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
-    theirs, ours = read_recorded_subtitles(record), subtitles.record
+    theirs = read_recorded_subtitles(record)
+    ours = subtitles.record
     if record and identify_subtitles(theirs) != identify_subtitles(ours):
-        was, now = name_subtitles(theirs) or "no subtitles", name_subtitles(ours) or "no subtitles"
+        was = name_subtitles(theirs) or "no subtitles"
+        now = name_subtitles(ours) or "no subtitles"
         what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
         why = f"the state at {path} cannot be continued: {what}"
-        raise StateMismatch(why, hint="choose with --subtitles, write to another path, or start over with --force")
+        raise StateMismatch(
+            why, hint="choose with --subtitles, write to another path, or start over with --force"
+        )
 
 
 def check_continued_field(path: StatePath, field: str, found: object, wanted: object) -> None:
     """Refuse a difference between a state and this run. StateMismatch, naming the field."""
     if found != wanted:
-        why = f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}"
+        why = (
+            f"the state at {path} cannot be continued: its {field} is {found}, this run's is "
+            f"{wanted}"
+        )
         raise StateMismatch(why, hint="write to another path, or start over with --force")

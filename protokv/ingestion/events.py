@@ -1,4 +1,6 @@
-"""The events that `ingest_events` yields: plain records. A command prints them as JSON, with these names as keys."""
+"""The events that `ingest_events` yields: plain records. A command prints them as JSON, with these
+names as keys.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ class IngestStarted:
 
     state: str  # its name
     source: str  # its name
-    how: Literal["started", "continued", "appended", "finished"]  # finished: watched to its end before, nothing to do
+    # finished: watched to its end before, nothing to do
+    how: Literal["started", "continued", "appended", "finished"]
     steps: int  # of the state until now
     stream_time_s: float
     locked: bool  # other processes are kept from writing the state
     fps: float  # sampled frames a second
     source_fps: float | None  # frames a second of the source; None: it does not say
-    state_bytes: int  # of the state in memory; the first step of a stream may change this and the next
-    most_bytes: int | None  # of its tensors on disk once the memory is full; None: they grow with the stream
+    # of the state in memory; the first step of a stream may change this and the next
+    state_bytes: int
+    # of its tensors on disk once the memory is full; None: they grow with the stream
+    most_bytes: int | None
     model: str
     dtype: str  # of the model's weights, such as `bfloat16+4bit`
     notice: str = ""  # what the model cannot read, in one line; empty: it reads any video
@@ -31,21 +36,26 @@ class IngestStarted:
 
 @dataclass(frozen=True, slots=True)
 class IngestProgress:
-    """After every step or chunk: where the stream stands, how fast it goes, and how large the state is."""
+    """After every step or chunk: where the stream stands, how fast it goes, and how large the state
+    is.
+    """
 
     steps: int  # watched until now
     stream_time_s: float
     duration_s: float | None  # of the whole source; None: it does not say
     frames_per_second: float  # sampled frames that were watched in a second of the clock
     state_bytes: int  # of the state in memory
-    end_bytes: int | None = None  # about what it takes on disk at the end of the source; None: no length is known
+    # about what it takes on disk at the end of the source; None: no length is known
+    end_bytes: int | None = None
     frames_dropped: int = 0  # as in `IngestSummary`, until now
     tokens_seen: int = 0  # visual tokens and words of the stream until now
 
 
 @dataclass(frozen=True, slots=True)
 class SourceNoted:
-    """What a user should know of the source that is no damage, such as that it has several video tracks."""
+    """What a user should know of the source that is no damage, such as that it has several video
+    tracks.
+    """
 
     source: str  # its name
     note: str
@@ -53,7 +63,9 @@ class SourceNoted:
 
 @dataclass(frozen=True, slots=True)
 class WordsLost:
-    """Subtitles could not be read, or not all of them. Yielded once a run; the video is watched all the same."""
+    """Subtitles could not be read, or not all of them. Yielded once a run; the video is watched all
+    the same.
+    """
 
     words: str  # which subtitles
     why: str
@@ -90,7 +102,8 @@ class QuestionAnswered(StandingAnswer):
     """A standing question was answered, from what was watched until then."""
 
     probabilities: dict[str, float] | None = None  # of each choice
-    evidence: list[EvidenceSpan] | None = None  # the spans that the answer stood on; None unless asked for
+    # the spans that the answer stood on; None unless asked for
+    evidence: list[EvidenceSpan] | None = None
     took_s: float = 0.0  # that asking took
     late_s: float | None = None  # how far behind a live source the answer came; None: it is a file
     frames_dropped: int = 0  # sampled frames that a live source lost meanwhile
@@ -113,7 +126,8 @@ class IngestSummary:
     state: str  # its name
     steps: int  # of the whole stream
     stream_time_s: float  # at the end of the last step
-    watched_s: float  # at the end of the source, which may lie within that step; `stream_time_s` before the end
+    # at the end of the source, which may lie within that step; `stream_time_s` before the end
+    watched_s: float
     tokens_seen: int  # of the whole stream
     state_bytes: int  # of the state in memory
     file_bytes: int  # of the state on disk

@@ -1,9 +1,11 @@
-"""Live sources in an ingest: `LiveSource`, the thread that reads it (`_Feed`), the queue between them (`LiveQueue`).
+"""Live sources in an ingest: `LiveSource`, the thread that reads it (`_Feed`), the queue between
+them (`LiveQueue`).
 
-The thread connects, samples frames, notices a loss, and connects again. The times of every connection begin at 0. Here
-they become stream times, at multiples of the sampling interval, each at most once and never back: the first frame of an
-interval is sampled. Between two connections, stream time goes on with real time. The source keeps a log of gaps and
-dropped frames. Knows no models or memories.
+The thread connects, samples frames, notices a loss, and connects again. The times of every
+connection begin at 0. Here they become stream times, at multiples of the sampling interval, each at
+most once and never back: the first frame of an interval is sampled. Between two connections, stream
+time goes on with real time. The source keeps a log of gaps and dropped frames. Knows no models or
+memories.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from protokv.core.pushed import STREAM_GAP_S
-from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable
+from protokv.errors import (
+    ConfigError,
+    ProtoKVError,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnreadable,
+)
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
@@ -32,7 +41,8 @@ from protokv.video.source import Frame, FrameRequest, never_stop
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 _MANY = 8
 
-# A thread that has to end is waited for this long: FFmpeg may wait for the network longer, and ends by itself.
+# A thread that has to end is waited for this long: FFmpeg may wait for the network longer, and ends
+# by itself.
 _LEAVE_S = 2.0
 
 # Steps that wait for the model.
@@ -45,7 +55,9 @@ _LOST = "look at the source; --give-up says how long one that is lost is tried a
 
 
 class _Connection(NamedTuple):
-    """The source gives frames, the first one at `stream_s`, which is `real_s` seconds after 1970 began."""
+    """The source gives frames, the first one at `stream_s`, which is `real_s` seconds after 1970
+    began.
+    """
 
     info: SourceInfo
     stream_s: float
@@ -60,7 +72,9 @@ class _Silence(NamedTuple):
 
 
 class LiveConnectionEnd(NamedTuple):
-    """The source gives no more: its last interval ended at `stream_s`. It is tried again unless it `ended`."""
+    """The source gives no more: its last interval ended at `stream_s`. It is tried again unless it
+    `ended`.
+    """
 
     stream_s: float
     why: str
@@ -72,7 +86,8 @@ _FeedItem = VideoStep | _Connection | _Silence | LiveConnectionEnd
 
 
 class LiveSource(Source):
-    """A source that goes on whether it is read or not: its `steps` are read, not its frames. See `Source`.
+    """A source that goes on whether it is read or not: its `steps` are read, not its frames. See
+    `Source`.
 
     `info` is complete after the first connection, and `log` has its running times, gaps and losses.
     `clock` gives seconds that only go forward, and `now` those since 1970.
@@ -88,10 +103,17 @@ class LiveSource(Source):
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `connect(should_stop, size)` opens the source, `opened` is the first connection if there is one."""
-        self.address, self.options, self._connect, self._opened = address, options, connect, opened
-        self.clock, self.now = clock, now
-        name, kind = redact_source(address), source_kind(address)
+        """Prepare; `connect(should_stop, size)` opens the source, `opened` is the first connection
+        if there is one.
+        """
+        self.address = address
+        self.options = options
+        self._connect = connect
+        self._opened = opened
+        self.clock = clock
+        self.now = now
+        name = redact_source(address)
+        kind = source_kind(address)
         self.info = SourceInfo(name, kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
         self.log = WallClockLog()
         self._feed: _Feed | None = None
@@ -123,11 +145,15 @@ class LiveSource(Source):
                 one.close()
 
     def continue_from(self, record: Mapping[str, Any], stream_s: float) -> None:
-        """Go on in the stream of a state at `stream_s`. StateCorrupt if its record of this source makes no sense."""
+        """Go on in the stream of a state at `stream_s`. StateCorrupt if its record of this source
+        makes no sense.
+        """
         if (found := WallClockLog.read(record)) is not None:
             self.log = found
             size: dict[str, Any] = {
-                name: value for name in ("width", "height") if type(value := record.get(name)) is int and value > 0
+                name: value
+                for name in ("width", "height")
+                if type(value := record.get(name)) is int and value > 0
             }
             self.info = replace(self.info, **size)
             found.begin_gap(stream_s, "nobody watched")
@@ -140,32 +166,50 @@ class LiveSource(Source):
         return {**asdict(self.info), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
-        self, fps: float, frames_per_step: int, segment: StreamSegment, stream_s: float, should_stop: Callable[[], bool]
+        self,
+        fps: float,
+        frames_per_step: int,
+        segment: StreamSegment,
+        stream_s: float,
+        should_stop: Callable[[], bool],
     ) -> Iterator[VideoStep | SourceLost | SourceRecovered | FramesDropped | None]:
-        """Give steps in stream time counted from the start of the segment, news, and None while nothing comes.
+        """Give steps in stream time counted from the start of the segment, news, and None while
+        nothing comes.
 
-        `segment` is the part of the stream that this source fills, and the stream stands at `stream_s`. `should_stop`
-        is asked often. SourceError: the source has been lost for too long, or nothing can be read from it.
+        `segment` is the part of the stream that this source fills, and the stream stands at
+        `stream_s`. `should_stop` is asked often. SourceError: the source has been lost for too
+        long, or nothing can be read from it.
         """
-        log, start_s, elapsed_s = self.log, segment.start_s, None
+        log = self.log
+        start_s = segment.start_s
+        elapsed_s = None
         if log.anchors:
             since_stream_s, since_s = log.anchors[-1]
             elapsed_s = max(0.0, self.now() - since_s + since_stream_s - start_s)
         self._feed = feed = _Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
-        dropped, damaged = log.frames_dropped, log.frames_damaged
+        dropped = log.frames_dropped
+        damaged = log.frames_damaged
         # Of the connection: when it began, the frames watched, and how many were dropped before it.
-        since_s, watched, before, reported = self.clock(), 0, 0, False
+        since_s = self.clock()
+        watched = 0
+        before = 0
+        reported = False
         while not should_stop():
-            item, lost = feed.mailbox.get(STOP_POLL_S), feed.mailbox.dropped
-            log.frames_dropped, log.frames_damaged = dropped + lost, damaged + feed.frames_damaged
+            item = feed.mailbox.get(STOP_POLL_S)
+            lost = feed.mailbox.dropped
+            log.frames_dropped = dropped + lost
+            log.frames_damaged = damaged + feed.frames_damaged
             if isinstance(item, VideoStep):
                 yield item
-                watched, passed_s = watched + len(item.decoders), self.clock() - since_s
+                watched = watched + len(item.decoders)
+                passed_s = self.clock() - since_s
                 if lost - before >= _MANY and passed_s > 0 and not reported:
                     reported = True
                     yield FramesDropped((watched + lost - before) / passed_s, watched / passed_s)
             elif isinstance(item, _Connection):
-                since_s, watched, before = self.clock(), 0, lost
+                since_s = self.clock()
+                watched = 0
+                before = lost
                 yield from self._begin(item, start_s + item.stream_s)
             elif isinstance(item, LiveConnectionEnd):
                 yield from self._lose(item, start_s + item.stream_s)
@@ -180,7 +224,8 @@ class LiveSource(Source):
     def _begin(self, item: _Connection, stream_s: float) -> Iterator[SourceRecovered]:
         self.log.add_anchor(stream_s, item.real_s)
         # Frames keep the size of the first ones for the life of the stream.
-        width, height = self.info.width or item.info.width, self.info.height or item.info.height
+        width = self.info.width or item.info.width
+        height = self.info.height or item.info.height
         self.info = replace(item.info, width=width, height=height)
         if gap := self.log.end_gap(stream_s):
             yield SourceRecovered(self.info.name, stream_s, stream_s - gap.from_s)
@@ -200,32 +245,49 @@ class LiveSource(Source):
 
     def connect(self, should_stop: Callable[[], bool]) -> Source:
         """Open the next connection."""
-        opened, self._opened = self._opened, None
+        opened = self._opened
+        self._opened = None
         if opened is None:
-            opened = self._connect(should_stop, (self.info.width, self.info.height) if self.info.width else None)
+            opened = self._connect(
+                should_stop, (self.info.width, self.info.height) if self.info.width else None
+            )
         self._reading = opened
         return opened
 
 
 class _Feed:
-    """The steps and news of a live source, from its own thread. A step that is cut short gets its last frame again."""
+    """The steps and news of a live source, from its own thread. A step that is cut short gets its
+    last frame again.
+    """
 
     def __init__(
-        self, source: LiveSource, fps: float, frames_per_step: int, from_s: float, elapsed_s: float | None
+        self,
+        source: LiveSource,
+        fps: float,
+        frames_per_step: int,
+        from_s: float,
+        elapsed_s: float | None,
     ) -> None:
         """Begin to read `source`, at stream time `from_s`, with `fps` samples a second.
 
         `elapsed_s` is real time since the stream began; None: it begins with the first frame.
         """
-        kind, options = source_kind(source.address), source.options
+        kind = source_kind(source.address)
+        options = source.options
         self.mailbox = LiveQueue(_ROOM, wait=options.waits(kind))
-        self._source, self._clock, self._fps, self._n = source, source.clock, fps, frames_per_step
-        # The step that has begun, how many were made, and the first slot that none of them reaches; a slot is 1 / fps.
+        self._source = source
+        self._clock = source.clock
+        self._fps = fps
+        self._n = frames_per_step
+        # The step that has begun, how many were made, and the first slot that none of them reaches;
+        # a slot is 1 / fps.
         self._group: list[SampledFrame] = []
-        self._made, self._next_slot = 0, math.ceil(from_s * fps - 1e-6)
+        self._made = 0
+        self._next_slot = math.ceil(from_s * fps - 1e-6)
         # Whether the source gave frames, to this run or to an earlier one.
         self._ever = from_s > 0
-        self._stall_s, self._once = options.lost_after_s(kind), kind == PIPE
+        self._stall_s = options.lost_after_s(kind)
+        self._once = kind == PIPE
         self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
         self.frames_damaged = 0  # or could not be decoded
         self._stop = threading.Event()
@@ -240,26 +302,35 @@ class _Feed:
 
     def _run(self) -> None:
         lost_s: float | None = None
-        (pause_s, longest_s), give_up_s = self._source.options.retry_s, self._source.options.give_up_s
+        (pause_s, longest_s), give_up_s = (
+            self._source.options.retry_s,
+            self._source.options.give_up_s,
+        )
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
             if self._stop.is_set():
                 return
-            now_s, end_s = self._clock(), self._next_slot / self._fps
+            now_s = self._clock()
+            end_s = self._next_slot / self._fps
             self._end_step()
             self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
-            # An attempt that took longer than the pause needs none: a listener waits for its publisher in it.
+            # An attempt that took longer than the pause needs none: a listener waits for its
+            # publisher in it.
             pause_s = self._source.options.retry_s[0] if frames else pause_s
             # Many readers of one camera do not come back in step.
             wait_s = max(0.0, pause_s * _JITTER.uniform(0.5, 1.0) - (now_s - since_s))
             pause_s = min(2 * pause_s, longest_s)
-            # Do not retry a wrong address, unless the user said for how long. Cameras lock out a client that tries a
-            # password again and again.
+            # Do not retry a wrong address, unless the user said for how long. Cameras lock out a
+            # client that tries a password again and again.
             wrong = (ConfigError, SourceDenied, *([SourceNotFound] if give_up_s is None else []))
             hopeless = not self._ever and isinstance(error, wrong)
-            if hopeless or self._once or (give_up_s is not None and now_s + wait_s - lost_s >= give_up_s):
+            if (
+                hopeless
+                or self._once
+                or (give_up_s is not None and now_s + wait_s - lost_s >= give_up_s)
+            ):
                 if not (self._once and frames > 0):
                     error = error or SourceError(f"the source is lost: {why}", hint=_LOST)
                 self.mailbox.put(LiveConnectionEnd(end_s, why, ended=True, error=error))
@@ -268,8 +339,14 @@ class _Feed:
             self._stop.wait(wait_s)
 
     def _read(self) -> tuple[int, str, ProtoKVError | None]:
-        """Read one connection to its end; return the number of sampled frames, why it ended, and its error."""
-        alive_s, frames, offset_s, fps, damaged = self._clock(), 0, 0.0, self._fps, self.frames_damaged
+        """Read one connection to its end; return the number of sampled frames, why it ended, and
+        its error.
+        """
+        alive_s = self._clock()
+        frames = 0
+        offset_s = 0.0
+        fps = self._fps
+        damaged = self.frames_damaged
 
         def stalled() -> bool:
             return self._clock() - alive_s > self._stall_s
@@ -296,9 +373,12 @@ class _Feed:
                         self.mailbox.put(gap)
                     if slot < self._next_slot:
                         continue
-                    frames, self._next_slot = frames + 1, slot + 1
+                    frames = frames + 1
+                    self._next_slot = slot + 1
                     self._group.append(SampledFrame(slot / fps, frame.image, frame.decoder))
-                    self.frames_damaged = damaged + source.damage.frames_lost + source.damage.frames_damaged
+                    self.frames_damaged = (
+                        damaged + source.damage.frames_lost + source.damage.frames_damaged
+                    )
                     if len(self._group) == self._n:
                         self._end_step()
                     if self._stop.is_set():
@@ -313,22 +393,30 @@ class _Feed:
         return frames, silence if stalled() else why or "the source ended", None
 
     def _end_step(self) -> None:
-        """Give the step that has begun, if one has: the next frames do not follow on its last one."""
+        """Give the step that has begun, if one has: the next frames do not follow on its last
+        one.
+        """
         if self._group:
-            step, self._group = make_video_step(self._made, self._group, self._n), []
-            self._made, self._next_slot = self._made + 1, max(self._next_slot, round(step.time_s * self._fps) + self._n)
+            step = make_video_step(self._made, self._group, self._n)
+            self._group = []
+            self._made, self._next_slot = (
+                self._made + 1,
+                max(self._next_slot, round(step.time_s * self._fps) + self._n),
+            )
             self.mailbox.put(step)
 
 
 class LiveQueue:
     """A bounded queue between the thread that reads a live source and the session that watches it.
 
-    While it holds `room` steps, it makes the reader `wait` or drops the oldest one, so a camera is never blocked and
-    the session watches the newest steps. News are never dropped.
+    While it holds `room` steps, it makes the reader `wait` or drops the oldest one, so a camera is
+    never blocked and the session watches the newest steps. News are never dropped.
     """
 
     def __init__(self, room: int, *, wait: bool) -> None:
-        self._room, self._wait, self._closed = room, wait, False
+        self._room = room
+        self._wait = wait
+        self._closed = False
         self._items: deque[_FeedItem] = deque()
         self._changed = threading.Condition()
         self.dropped = 0  # frames so far
@@ -365,22 +453,32 @@ class LiveQueue:
         return [one for one in self._items if isinstance(one, VideoStep)]
 
 
-def open_live_source(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
+def open_live_source(
+    source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None
+) -> Source | None:
     """Open a source that is read as a stream; return None for a file.
 
-    A video on a server, which has an end, is read like a file; every other source is a `LiveSource`. SourceError: it is
-    not there, or not one frame of it can be read.
+    A video on a server, which has an end, is read like a file; every other source is a
+    `LiveSource`. SourceError: it is not there, or not one frame of it can be read.
     """
-    text, opened = os.fspath(source), None
+    text = os.fspath(source)
+    opened = None
     kind = source_kind(text)
     if kind not in STREAMED_SOURCES:
         return None
     from protokv.video.av_source import AVSource
 
-    how: dict[str, Any] = {"max_pixels": max_pixels, "timeout_s": min(options.lost_after_s(kind), 1e6)}
+    how: dict[str, Any] = {
+        "max_pixels": max_pixels,
+        "timeout_s": min(options.lost_after_s(kind), 1e6),
+    }
 
-    def connect(should_stop: Callable[[], bool] = never_stop, size: tuple[int, int] | None = None) -> Source:
-        return AVSource(text, should_stop=should_stop, size=size, options=dict(options.input), **how)
+    def connect(
+        should_stop: Callable[[], bool] = never_stop, size: tuple[int, int] | None = None
+    ) -> Source:
+        return AVSource(
+            text, should_stop=should_stop, size=size, options=dict(options.input), **how
+        )
 
     if kind in ("http", "https"):
         try:
@@ -389,4 +487,8 @@ def open_live_source(source: str | os.PathLike[str], options: LiveOptions, max_p
             # A playlist may appear later; any other video on a server is there or not.
             if ".m3u8" not in text:
                 raise
-    return opened if opened is not None and opened.info.seekable else LiveSource(text, options, connect, opened)
+    return (
+        opened
+        if opened is not None and opened.info.seekable
+        else LiveSource(text, options, connect, opened)
+    )

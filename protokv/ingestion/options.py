@@ -1,4 +1,6 @@
-"""The options of an ingest: `IngestOptions`, `LiveOptions` for sources that may wait or be lost, and `Every`."""
+"""The options of an ingest: `IngestOptions`, `LiveOptions` for sources that may wait or be lost,
+and `Every`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ DEFAULT_MODEL = "protokv/mini"
 # A live source without a frame for this time is lost.
 _STALL_S = 20.0
 
-# Steps of a file that go through the model together. Two take 1.4 times as long a step, eight hardly less than four.
+# Steps of a file that go through the model together. Two take 1.4 times as long a step, eight
+# hardly less than four.
 FILE_CHUNK_STEPS = 4
 # A forward of thousands of tokens gains nothing more, and its attention grows with their square.
 _MOST_STEPS = 64
@@ -34,7 +37,8 @@ _MOST_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Commit after `seconds` of stream time, after `n_steps`, or after `wall_s` of real time; with none of them, never.
+    """Commit after `seconds` of stream time, after `n_steps`, or after `wall_s` of real time; with
+    none of them, never.
 
     By real time, other steps are committed in every run; the state at the end is the same.
     """
@@ -47,11 +51,17 @@ class Every:
         for name in ("seconds", "n_steps", "wall_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
-                raise ConfigError(f"cannot commit every {value:g}", hint="use a time or a number of steps above 0")
+                raise ConfigError(
+                    f"cannot commit every {value:g}", hint="use a time or a number of steps above 0"
+                )
 
     def is_due(self, n_steps: int, seconds: float, wall_s: float) -> bool:
         """Return True if a commit is due, this much after the last one."""
-        return n_steps >= (self.n_steps or inf) or seconds >= (self.seconds or inf) or wall_s >= (self.wall_s or inf)
+        return (
+            n_steps >= (self.n_steps or inf)
+            or seconds >= (self.seconds or inf)
+            or wall_s >= (self.wall_s or inf)
+        )
 
 
 EVERY_MINUTE = Every(wall_s=60.0)
@@ -68,12 +78,15 @@ COMMIT_NEVER = Every()
 class LiveOptions:
     """Options for a source that may wait or be lost."""
 
-    stall_s: float | None = None  # seconds without a frame after which it is lost; None: 20, for a pipe without end
+    # seconds without a frame after which it is lost; None: 20, for a pipe without end
+    stall_s: float | None = None
     give_up_s: float | None = None  # seconds to try a lost source again; None: for ever
-    on_pressure: Literal["drop", "wait"] | None = None  # of a slow model; None: a pipe waits, others drop old frames
+    # of a slow model; None: a pipe waits, others drop old frames
+    on_pressure: Literal["drop", "wait"] | None = None
     for_s: float | None = None  # end after this much stream time
     input: Mapping[str, str] = field(default_factory=dict)  # options for FFmpeg
-    retry_s: tuple[float, float] = (1.0, 20.0)  # from one attempt to the next: at first, and at most; it doubles
+    # from one attempt to the next: at first, and at most; it doubles
+    retry_s: tuple[float, float] = (1.0, 20.0)
 
     def __post_init__(self) -> None:
         for name in ("stall_s", "for_s"):
@@ -81,14 +94,18 @@ class LiveOptions:
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} is {value:g}", hint="use a time above 0")
         if self.on_pressure not in (None, *(known := ("drop", "wait"))):
-            raise ConfigError(f"on_pressure is {self.on_pressure!r}", hint=suggest_name(self.on_pressure, known))
+            raise ConfigError(
+                f"on_pressure is {self.on_pressure!r}", hint=suggest_name(self.on_pressure, known)
+            )
 
     def lost_after_s(self, kind: str) -> float:
         """Return the seconds without a frame after which a source of this kind is lost."""
         return self.stall_s or (inf if kind == PIPE else _STALL_S)
 
     def waits(self, kind: str) -> bool:
-        """Return True if a source of this kind waits for the model, and False if its oldest frames are dropped."""
+        """Return True if a source of this kind waits for the model, and False if its oldest frames
+        are dropped.
+        """
         return kind == PIPE if self.on_pressure is None else self.on_pressure == "wait"
 
 
@@ -98,7 +115,8 @@ class StandingQuestion:
 
     text: str
     every_s: float = 10.0  # asked where stream time passes a multiple of this
-    choices: tuple[str, ...] = ()  # answer with the likeliest of these (`Session.choose`); empty: any text
+    # answer with the likeliest of these (`Session.choose`); empty: any text
+    choices: tuple[str, ...] = ()
     on_change: bool = False  # an answer that equals the last one is no event, and is not kept
     evidence: bool = False  # say what each answer stood on
 
@@ -109,12 +127,15 @@ class StandingQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOptions:
-    """Options to watch one source and keep its state. ConfigError if one is out of range, or two contradict."""
+    """Options to watch one source and keep its state. ConfigError if one is out of range, or two
+    contradict.
+    """
 
     config: MemoryConfig = field(default_factory=DurableConfig)
 
-    # The model: a loaded one, so that one process can ingest many sources, or a name or folder; None: the model that
-    # the state names, or the default. How to load it is as for `load_backbone`; None: as the state says.
+    # The model: a loaded one, so that one process can ingest many sources, or a name or folder;
+    # None: the model that the state names, or the default. How to load it is as for
+    # `load_backbone`; None: as the state says.
     backbone: Backbone | str | None = None
     device: str = "auto"
     dtype: str | None = None
@@ -122,27 +143,35 @@ class IngestOptions:
     quantization: str | None = None
     revision: str | None = None
     frame_tokens: int | None = None
-    system: str | None = None  # the system prompt, before the video; None: that of the state, or the model's own
+    # the system prompt, before the video; None: that of the state, or the model's own
+    system: str | None = None
 
-    # The source. A part of it is a different source from the whole; stream time begins with the part.
+    # The source. A part of it is a different source from the whole; stream time begins with the
+    # part.
     fps: float | None = None  # sampled frames per second; None: the model's default
     start_s: float = 0.0  # where to begin
     duration_s: float | None = None  # how much to watch; None: to its end
     decoder: Decoder = "auto"  # of a file; see `open_source`
     max_frame_pixels: int | None = None  # the most that a frame of a file may have; None: 8K
-    subtitles: str = "auto"  # a file beside the video, else a text track; or `off`, a file, or a language
-    transcribe: str | None = None  # a model that writes subtitles where there are none such (`protokv.words.speech`)
+    # a file beside the video, else a text track; or `off`, a file, or a language
+    subtitles: str = "auto"
+    # a model that writes subtitles where there are none such (`protokv.words.speech`)
+    transcribe: str | None = None
 
     # The state.
-    every: Every | None = None  # when to commit on the way; None: once a minute, every 5 seconds for a live source
+    # when to commit on the way; None: once a minute, every 5 seconds for a live source
+    every: Every | None = None
     keep: int | None = None  # how many commits to keep, the last one included; None: only the last
-    append: bool = False  # watch the source after those of a finished state; start a state if there is none
+    # watch the source after those of a finished state; start a state if there is none
+    append: bool = False
     overwrite: bool = False  # ignore an existing state; the first commit replaces it
-    thumbnails: int = DEFAULT_THUMBNAILS  # how many small pictures of the stream to keep for people; 0: none
+    # how many small pictures of the stream to keep for people; 0: none
+    thumbnails: int = DEFAULT_THUMBNAILS
 
-    # Steps that go through the model together (`Session.watch_prepared`), for files. Commits and `IngestProgress` come
-    # after whole chunks. More than 1 is faster and gives another state, which only the same chunk continues.
-    # None: 4 for a file, whose frames wait for nobody, 1 for a live source, and that of a state that goes on.
+    # Steps that go through the model together (`Session.watch_prepared`), for files. Commits and
+    # `IngestProgress` come after whole chunks. More than 1 is faster and gives another state, which
+    # only the same chunk continues. None: 4 for a file, whose frames wait for nobody, 1 for a live
+    # source, and that of a state that goes on.
     chunk: int | None = 1
 
     # Asked between steps, and answered as events; the state keeps the last answers.
@@ -153,15 +182,23 @@ class IngestOptions:
 
     def __post_init__(self) -> None:
         if self.chunk is not None and not 1 <= self.chunk <= _MOST_STEPS:
-            raise ConfigError(f"a chunk of {self.chunk} steps makes no sense", hint=f"use 1 to {_MOST_STEPS}")
+            raise ConfigError(
+                f"a chunk of {self.chunk} steps makes no sense", hint=f"use 1 to {_MOST_STEPS}"
+            )
         if not 0 <= self.thumbnails <= MOST_THUMBNAILS:
-            raise ConfigError(f"cannot keep {self.thumbnails} thumbnails", hint=f"use 0 to {MOST_THUMBNAILS}")
+            raise ConfigError(
+                f"cannot keep {self.thumbnails} thumbnails", hint=f"use 0 to {MOST_THUMBNAILS}"
+            )
         if self.fps is not None:
             check_sampled_fps(self.fps)
         if self.transcribe is not None and self.subtitles == "off":
-            raise ConfigError("words are left out, and are to be written down", hint="leave --subtitles off out")
+            raise ConfigError(
+                "words are left out, and are to be written down", hint="leave --subtitles off out"
+            )
         if self.append and self.overwrite:
-            raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
+            raise ConfigError(
+                "cannot append to a state and start it over", hint="leave one of the two out"
+            )
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -172,10 +209,14 @@ class IngestOptions:
     @property
     def new_model(self) -> dict[str, Any]:
         """Keywords of `identify_backbone` for the model of a new state."""
-        return self.placement | {"name": self.backbone or DEFAULT_MODEL, "dtype": self.dtype or "auto"}
+        return self.placement | {
+            "name": self.backbone or DEFAULT_MODEL,
+            "dtype": self.dtype or "auto",
+        }
 
     def load_model(self, state: StateHeader | None = None) -> Backbone:
-        """Return the model of a new state, or the one to continue a state with; it is loaded unless it is given.
+        """Return the model of a new state, or the one to continue a state with; it is loaded unless
+        it is given.
 
         Raises ModelError, or StateMismatch if it is not the state's.
         """
@@ -184,7 +225,9 @@ class IngestOptions:
         elif state is None:
             model = load_backbone(**self.new_model, frame_tokens=self.frame_tokens)
         else:
-            model = load_recorded_backbone(state, self.backbone, **self.placement, frame_tokens=self.frame_tokens)
+            model = load_recorded_backbone(
+                state, self.backbone, **self.placement, frame_tokens=self.frame_tokens
+            )
         return model if state is not None or self.system is None else model.with_system(self.system)
 
     def config_for(self, subtitles: Subtitles) -> MemoryConfig:
@@ -192,6 +235,8 @@ class IngestOptions:
         return self.config.with_words(True) if subtitles.has_lines else self.config
 
     def cut_part(self, video: Source) -> Source:
-        """Return the part of an open source that is to be watched; all of it by default. Raises as `SourceSlice`."""
+        """Return the part of an open source that is to be watched; all of it by default. Raises as
+        `SourceSlice`.
+        """
         whole = not self.start_s and self.duration_s is None
         return video if whole else SourceSlice(video, self.start_s, self.duration_s)

@@ -1,7 +1,9 @@
-"""Prefetch the next steps of a source: threads read and prepare them while the model works on the last ones.
+"""Prefetch the next steps of a source: threads read and prepare them while the model works on the
+last ones.
 
-One thread runs `read_steps`, another one the backbone's `prepare`, in the usual order, a bounded number of steps ahead.
-An error of theirs is raised where its step would have come. Knows no sessions and no states.
+One thread runs `read_steps`, another one the backbone's `prepare`, in the usual order, a bounded
+number of steps ahead. An error of theirs is raised where its step would have come. Knows no
+sessions and no states.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from protokv.video import SourceDamage
 from protokv.video.sampling import VideoStep
 from protokv.video.source import Image, never_stop
 
-# Steps that wait to be taken. A keyframe takes as long as several other frames; more only hold memory.
+# Steps that wait to be taken. A keyframe takes as long as several other frames; more only hold
+# memory.
 PREFETCH_DEPTH = 4
 
 # After this many seconds, a waiting caller is asked again whether to stop.
@@ -38,13 +41,17 @@ class PrefetchedStep:
 
 
 class StopRequest:
-    """Whether a run is to stop: the caller is asked in its own thread only, and a Yes is `decided` for all threads.
+    """Whether a run is to stop: the caller is asked in its own thread only, and a Yes is `decided`
+    for all threads.
 
     `is_over` says that it has reached its end.
     """
 
-    def __init__(self, should_stop: Callable[[], bool], reaches_end: Callable[[], bool] = never_stop) -> None:
-        self._should_stop, self._reaches_end = should_stop, reaches_end
+    def __init__(
+        self, should_stop: Callable[[], bool], reaches_end: Callable[[], bool] = never_stop
+    ) -> None:
+        self._should_stop = should_stop
+        self._reaches_end = reaches_end
         self.decided = self.is_over = False
 
     def ask(self) -> bool:
@@ -65,9 +72,10 @@ def prefetch_steps(
 ) -> Generator[PrefetchedStep, None, None]:
     """Give the steps of a source in order, until it ends or soon after the caller wants to stop.
 
-    `open_steps` begins reading, given a function that tells whether to stop. One thread iterates it, and in another one
-    `backbone` prepares frames, so that up to `depth` steps wait; they are dropped if `stop` says so. `shrink` makes the
-    small picture of a step from its first one; None: no small pictures.
+    `open_steps` begins reading, given a function that tells whether to stop. One thread iterates
+    it, and in another one `backbone` prepares frames, so that up to `depth` steps wait; they are
+    dropped if `stop` says so. `shrink` makes the small picture of a step from its first one; None:
+    no small pictures.
     """
     left = threading.Event()
 
@@ -87,10 +95,14 @@ def prefetch_steps(
         with time_stage(timings, "preprocess"):
             prepared = backbone.prepare(step.images).pinned_for(backbone.device)
             thumbnail = None if shrink is None else shrink(step.images[0])
-        return PrefetchedStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark)
+        return PrefetchedStep(
+            step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark
+        )
 
     steps = open_steps(unwanted)
-    reader, preparer = (ThreadPoolExecutor(1, f"protokv-prefetch-{name}") for name in ("read", "prepare"))
+    reader, preparer = (
+        ThreadPoolExecutor(1, f"protokv-prefetch-{name}") for name in ("read", "prepare")
+    )
     # One step is in the hands of a thread, the others wait.
     ahead = deque(preparer.submit(prepare, reader.submit(read)) for _ in range(depth + 1))
     try:

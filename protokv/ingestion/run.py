@@ -1,7 +1,8 @@
-"""`ingest`, and `ingest_events`: stream a source through a session into a state, with commits on the way.
+"""`ingest`, and `ingest_events`: stream a source through a session into a state, with commits on
+the way.
 
-Owns the work before the first step: open the source, lock the state, start a session or continue the saved one. The
-run itself is in `watching`.
+Owns the work before the first step: open the source, lock the state, start a session or continue
+the saved one. The run itself is in `watching`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
 from protokv.ingestion.events import IngestEvent, IngestSummary
 from protokv.ingestion.live import LiveSource, open_live_source
-from protokv.ingestion.options import COMMIT_WHEN_LIVE, EVERY_MINUTE, FILE_CHUNK_STEPS, IngestOptions
+from protokv.ingestion.options import (
+    COMMIT_WHEN_LIVE,
+    EVERY_MINUTE,
+    FILE_CHUNK_STEPS,
+    IngestOptions,
+)
 from protokv.ingestion.prefetch import StopRequest
 from protokv.ingestion.watching import IngestRun, RunSetup
 from protokv.memories import MemoryConfig
@@ -39,7 +45,10 @@ _AnySource = str | os.PathLike[str] | Source
 
 
 def ingest(
-    source: _AnySource, target: StatePath | None = None, config: MemoryConfig | None = None, **options: Any
+    source: _AnySource,
+    target: StatePath | None = None,
+    config: MemoryConfig | None = None,
+    **options: Any,
 ) -> IngestSummary:
     """Watch a source, or the rest of it, and keep the state on disk; return what came of it.
 
@@ -62,25 +71,28 @@ def ingest_events(
 ) -> Generator[IngestEvent, None, None]:
     """Watch a source, or the rest of it, and keep the state on disk.
 
-    An existing state at `target` is continued. The steps that were watched are committed whatever ends the run: a
-    damaged source, a request to stop, an error, or the caller who closes this iterator. The source is opened when the
-    first event is asked for.
+    An existing state at `target` is continued. The steps that were watched are committed whatever
+    ends the run: a damaged source, a request to stop, an error, or the caller who closes this
+    iterator. The source is opened when the first event is asked for.
 
     Args:
         source: a path, an address (`protokv.video.address`), or an open source, which is left open.
-        target: where the state goes; None: the name of the source with `.safetensors`, in the current folder.
+        target: where the state goes; None: the name of the source with `.safetensors`, in the
+            current folder.
         config: the memory; None: that of `options`.
         options: how to watch the source and keep its state.
         should_stop: asked after every step or chunk, and while waiting for a frame.
         timings: adds up seconds by stage; None: nothing is timed.
-        settings: fields of `IngestOptions` by name, such as `fps=1.0`; they replace those of `options`.
+        settings: fields of `IngestOptions` by name, such as `fps=1.0`; they replace those of
+            `options`.
 
     Yields:
-        One `IngestStarted`, an `IngestProgress` after every step, a `Commit` for every state on disk, answers to
-        standing questions, news of a live source, and last an `IngestSummary`.
+        One `IngestStarted`, an `IngestProgress` after every step, a `Commit` for every state on
+        disk, answers to standing questions, news of a live source, and last an `IngestSummary`.
 
     Raises:
-        ConfigError: an option is out of range, two contradict each other, or the state would replace the source.
+        ConfigError: an option is out of range, two contradict each other, or the state would
+            replace the source.
         SourceError: the source is not there, or not one frame of it can be read.
         StateError: the state is locked, does not fit, is corrupt or cannot be written.
         ModelError: the model cannot be loaded.
@@ -97,20 +109,27 @@ def ingest_events(
     if options.transcribe is not None:
         from protokv.words.speech import transcribe_to_subtitles
 
-        transcribe_to_subtitles(source, options.subtitles, options.transcribe, options.device, should_stop)
+        transcribe_to_subtitles(
+            source, options.subtitles, options.transcribe, options.device, should_stop
+        )
     with ExitStack() as opened:
         video = _open_source(source, options, opened)
-        # Lock before the state is read, so that nobody else writes between this and the first commit.
+        # Lock before the state is read, so that nobody else writes between this and the first
+        # commit.
         store = opened.enter_context(find_store(path, keep=options.keep))
         subtitles = find_subtitles(video, source, options.subtitles, options.start_s)
         start = _start(path, video, subtitles, options, timings)
-        live, session, began_s = isinstance(video, LiveSource), start.session, time.monotonic()
+        live = isinstance(video, LiveSource)
+        session = start.session
+        began_s = time.monotonic()
         for_s = (video.options if isinstance(video, LiveSource) else options.live).for_s
         from_s = session.clock.stream_time_s
 
         def reaches_end() -> bool:
             # Stream time stands still while a live source is lost.
-            gone_s = max(session.clock.stream_time_s - from_s, time.monotonic() - began_s if live else 0.0)
+            gone_s = max(
+                session.clock.stream_time_s - from_s, time.monotonic() - began_s if live else 0.0
+            )
             return for_s is not None and gone_s >= for_s
 
         every = options.every or (COMMIT_WHEN_LIVE if live else EVERY_MINUTE)
@@ -124,16 +143,24 @@ def _open_source(source: _AnySource, options: IngestOptions, opened: ExitStack) 
     if isinstance(video, str | os.PathLike):
         pixels = options.max_frame_pixels
         found = open_live_source(video, options.live, pixels)
-        video = opened.enter_context(found or open_source(video, options.decoder, max_pixels=pixels))
+        video = opened.enter_context(
+            found or open_source(video, options.decoder, max_pixels=pixels)
+        )
     if not isinstance(video, LiveSource):
         return options.cut_part(video)
     if options.start_s or options.duration_s is not None or (options.chunk or 1) > 1:
-        raise ConfigError(f"{video.info.name} is live; parts and chunks are of files", hint="use --for")
+        raise ConfigError(
+            f"{video.info.name} is live; parts and chunks are of files", hint="use --for"
+        )
     return video
 
 
 def _start(
-    path: StatePath, video: Source, subtitles: Subtitles, options: IngestOptions, timings: Timings | None
+    path: StatePath,
+    video: Source,
+    subtitles: Subtitles,
+    options: IngestOptions,
+    timings: Timings | None,
 ) -> RunSetup:
     state = None
     with suppress(StateNotFound):

@@ -1,7 +1,7 @@
 """One run over one source: take its steps, watch them, commit the state, and give the events.
 
-Owns the order of these, and saves the watched steps whatever ends the run. The caller makes the session; the store
-writes states.
+Owns the order of these, and saves the watched steps whatever ends the run. The caller makes the
+session; the store writes states.
 """
 
 from __future__ import annotations
@@ -49,27 +49,42 @@ class RunSetup:
 class IngestRun:
     """One run over one source: watches steps, commits states, and adds up damage.
 
-    A live source is waited for and goes on after a loss, with an event for each. Its thread gives the steps, so nothing
-    else prefetches.
+    A live source is waited for and goes on after a loss, with an event for each. Its thread gives
+    the steps, so nothing else prefetches.
     """
 
     def __init__(
-        self, start: RunSetup, source: Source, store: StateStore, options: IngestOptions, timings: Timings | None = None
+        self,
+        start: RunSetup,
+        source: Source,
+        store: StateStore,
+        options: IngestOptions,
+        timings: Timings | None = None,
     ) -> None:
-        session, segment, record = start.session, start.segment, start.record
-        self._session, self._source, self._store, self._segment = session, source, store, segment
+        session = start.session
+        segment = start.segment
+        record = start.record
+        self._session = session
+        self._source = source
+        self._store = store
+        self._segment = segment
         self._live = source if isinstance(source, LiveSource) else None
-        self._chunk, self._timings, session.timings = start.chunk, timings, timings
+        self._chunk = start.chunk
+        self._timings = timings
+        session.timings = timings
         self._asker = StandingAsker(session, options.ask, start.answers, self._live)
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
-        self._subtitles, self._loss_reported = start.subtitles, False
+        self._subtitles = start.subtitles
+        self._loss_reported = False
         self._noted: set[str] = set()
         if self._subtitles.has_lines:
             check_memory_takes_words(session.backbone, session.config)
         if lost := read_recorded_subtitles(record).get("lost"):
             self._subtitles.lost = str(lost)
         # The wall clock log of a live source holds the losses of earlier runs.
-        self._damage = SourceDamage() if self._live else SourceDamage.from_dict(record.get("damage"))
+        self._damage = (
+            SourceDamage() if self._live else SourceDamage.from_dict(record.get("damage"))
+        )
         self._decoders: Counter[str] = Counter(record.get("decoders"))
         mark = record.get("mark")
         self._mark = mark if type(mark) is int else None
@@ -86,12 +101,16 @@ class IngestRun:
             try:
                 yield from self._watch_steps(every, stop)
             except BaseException as error:
-                # Not after an error within a step, which leaves half a step in the memory, and not if writing failed.
+                # Not after an error within a step, which leaves half a step in the memory, and not
+                # if writing failed.
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
                     with suppress(Exception):
                         self._commit()
                         clock = self._session.clock
-                        error.add_note(f"{self._store.path} holds what was watched until {clock.stream_time_s:g} s")
+                        error.add_note(
+                            f"{self._store.path} holds what was watched until "
+                            f"{clock.stream_time_s:g} s"
+                        )
                 raise
             yield from self._report_notes()
             yield self._commit()
@@ -100,7 +119,9 @@ class IngestRun:
     def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[events.IngestEvent]:
         if stop.ask():
             return
-        with closing(self._read_file(stop) if self._live is None else self._read_live(self._live, stop)) as reading:
+        with closing(
+            self._read_file(stop) if self._live is None else self._read_live(self._live, stop)
+        ) as reading:
             while not stop.decided:
                 steps, news, error = _take_steps(reading, self._chunk)
                 ended = error is None and not news and len(steps) < self._chunk
@@ -121,7 +142,8 @@ class IngestRun:
                     self._damage = replace(self._damage, frames_lost=n_lost, message=error.message)
                     return
                 if ended:
-                    self._damage, self._complete = self._source.damage, not stop.decided
+                    self._damage = self._source.damage
+                    self._complete = not stop.decided
                     break
         if self._live is not None:
             self._complete = stop.is_over or not stop.decided
@@ -130,21 +152,32 @@ class IngestRun:
             raise SourceUnreadable(what, hint="look at it: is it a video, and is it whole?")
 
     def _read_file(self, stop: StopRequest) -> Generator[PrefetchedStep, None, None]:
-        pictures, depth = make_thumbnail if self._thumbnails else None, max(PREFETCH_DEPTH, self._chunk)
+        pictures = make_thumbnail if self._thumbnails else None
+        depth = max(PREFETCH_DEPTH, self._chunk)
         return prefetch_steps(
-            self._open_steps, self._session.backbone, stop, depth=depth, shrink=pictures, timings=self._timings
+            self._open_steps,
+            self._session.backbone,
+            stop,
+            depth=depth,
+            shrink=pictures,
+            timings=self._timings,
         )
 
     def _read_live(
         self, source: LiveSource, stop: StopRequest
     ) -> Generator[PrefetchedStep | events.IngestEvent | None, None, None]:
-        clock, backbone = self._first, self._session.backbone
-        for item in source.steps(clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask):
+        clock = self._first
+        backbone = self._session.backbone
+        for item in source.steps(
+            clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask
+        ):
             if isinstance(item, VideoStep):
                 thumbnail = None if self._thumbnails is None else make_thumbnail(item.images[0])
                 with time_stage(self._timings, "preprocess"):
                     prepared = backbone.prepare(item.images)
-                yield PrefetchedStep(item.time_s, prepared, thumbnail, item.decoders, item.damage, item.mark)
+                yield PrefetchedStep(
+                    item.time_s, prepared, thumbnail, item.decoders, item.damage, item.mark
+                )
             else:
                 yield item
 
@@ -154,7 +187,8 @@ class IngestRun:
             self._first.fps,
             self._first.frames_per_step,
             self._first.steps - self._segment.first_step,
-            # Frames after a damaged place are the same only if the decoder begins at the same place.
+            # Frames after a damaged place are the same only if the decoder begins at the same
+            # place.
             from_beginning=not self._damage.ok,
             mark=self._mark,
             should_stop=unwanted,
@@ -162,7 +196,8 @@ class IngestRun:
 
     def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[events.IngestEvent]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
-        first, before_s = self._session.clock.steps, self._session.clock.stream_time_s
+        first = self._session.clock.steps
+        before_s = self._session.clock.stream_time_s
         length_s = self._first.step_seconds
         texts = [self._subtitles.between(step.time_s, step.time_s + length_s) for step in steps]
         self._session.watch_prepared([step.prepared for step in steps], starts_s, texts)
@@ -171,7 +206,8 @@ class IngestRun:
             if self._thumbnails is not None and step.thumbnail is not None:
                 self._thumbnails.add(first + i, start_s, step.thumbnail)
             self._decoders.update(step.decoders)
-        self._damage, self._mark = steps[-1].damage, steps[-1].mark
+        self._damage = steps[-1].damage
+        self._mark = steps[-1].mark
         answered = self._asker.ask_due(before_s)
         yield self._progress()
         yield from answered
@@ -186,16 +222,24 @@ class IngestRun:
         return self._session.clock.steps > self._committed.steps
 
     def _due(self, every: Every) -> bool:
-        clock, then = self._session.clock, self._committed
+        clock = self._session.clock
+        then = self._committed
         wall_s = time.perf_counter() - self._committed_at
-        return every.is_due(clock.steps - then.steps, clock.stream_time_s - then.stream_time_s, wall_s)
+        return every.is_due(
+            clock.steps - then.steps, clock.stream_time_s - then.stream_time_s, wall_s
+        )
 
     # ---- the state ----
 
     def _commit(self) -> events.Commit:
-        self._committed, self._committed_at = self._session.clock, time.perf_counter()
+        self._committed = self._session.clock
+        self._committed_at = time.perf_counter()
         record = {
-            **(asdict(self._source.info) if self._live is None else self._live.record(self._committed.stream_time_s)),
+            **(
+                asdict(self._source.info)
+                if self._live is None
+                else self._live.record(self._committed.stream_time_s)
+            ),
             "decoders": dict(sorted(self._decoders.items())),
             "mark": self._mark,
             "damage": None if self._damage.ok else self._damage.to_dict(),
@@ -208,9 +252,13 @@ class IngestRun:
             lost = {"lost": self._subtitles.lost} if self._subtitles.lost else {}
             record["words"] = {**self._subtitles.record, **lost}
         with time_stage(self._timings, "commit"):
-            state = make_state(self._session, source=self._segment.record(record), complete=self._complete)
+            state = make_state(
+                self._session, source=self._segment.record(record), complete=self._complete
+            )
             self._bytes = self._store.commit(state)
-        return events.Commit(str(self._store.path), self._committed.steps, self._committed.stream_time_s, self._bytes)
+        return events.Commit(
+            str(self._store.path), self._committed.steps, self._committed.stream_time_s, self._bytes
+        )
 
     # ---- the events ----
 
@@ -220,11 +268,17 @@ class IngestRun:
             yield events.SourceNoted(self._source.info.name, note)
         if self._subtitles.lost and not self._loss_reported:
             self._loss_reported = True
-            yield events.WordsLost(name_subtitles(self._subtitles.record) or "", self._subtitles.lost)
+            yield events.WordsLost(
+                name_subtitles(self._subtitles.record) or "", self._subtitles.lost
+            )
 
     def _started(self) -> events.IngestStarted:
-        session, clock, segment = self._session, self._session.clock, self._segment
-        how: Literal["started", "continued", "appended", "finished"] = "appended" if clock.steps else "started"
+        session = self._session
+        clock = self._session.clock
+        segment = self._segment
+        how: Literal["started", "continued", "appended", "finished"] = (
+            "appended" if clock.steps else "started"
+        )
         if segment.done or clock.steps > segment.first_step:
             how = "finished" if segment.done else "continued"
         return events.IngestStarted(
@@ -237,7 +291,9 @@ class IngestRun:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=session.state_bytes,
-            most_bytes=bound_state_bytes(session, self._thumbnails, words=self._subtitles.has_lines),
+            most_bytes=bound_state_bytes(
+                session, self._thumbnails, words=self._subtitles.has_lines
+            ),
             notice=session.backbone.notice,
             model=session.backbone.identity.name,
             dtype=session.backbone.identity.dtype,
@@ -245,7 +301,9 @@ class IngestRun:
         )
 
     def _progress(self) -> events.IngestProgress:
-        session, clock, duration_s = self._session, self._session.clock, self._source.info.duration_s
+        session = self._session
+        clock = self._session.clock
+        duration_s = self._source.info.duration_s
         end_s = duration_s and self._segment.start_s + duration_s
         frames = (clock.steps - self._first.steps) * clock.frames_per_step
         return events.IngestProgress(
@@ -260,10 +318,13 @@ class IngestRun:
         )
 
     def _summary(self) -> events.IngestSummary:
-        clock, segment = self._session.clock, self._segment
+        clock = self._session.clock
+        segment = self._segment
         watched_s = clock.stream_time_s
         if self._complete:
-            watched_s = clip_source_end(watched_s, segment.start_s, self._source.info.duration_s, clock)
+            watched_s = clip_source_end(
+                watched_s, segment.start_s, self._source.info.duration_s, clock
+            )
         return events.IngestSummary(
             state=str(self._store.path),
             steps=clock.steps,
@@ -272,7 +333,9 @@ class IngestRun:
             tokens_seen=clock.tokens_seen,
             state_bytes=self._session.state_bytes,
             # A state that was just written may have been moved away since: do not ask the disk.
-            file_bytes=StateReader.open(self._store.path).file_bytes if self._bytes is None else self._bytes,
+            file_bytes=StateReader.open(self._store.path).file_bytes
+            if self._bytes is None
+            else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
             complete=self._complete,
             damaged=not self._damage.ok,
@@ -286,7 +349,9 @@ class IngestRun:
 def _take_steps(
     reading: Iterator[PrefetchedStep | events.IngestEvent | None], n: int
 ) -> tuple[list[PrefetchedStep], list[events.IngestEvent | None], SourceError | None]:
-    """Return the next `n` steps; fewer before news, which come next, before an error, or at the end."""
+    """Return the next `n` steps; fewer before news, which come next, before an error, or at the
+    end.
+    """
     steps: list[PrefetchedStep] = []
     try:
         for item in reading:
@@ -302,7 +367,9 @@ def _take_steps(
 
 def limit_thumbnails(session: Session, most: int) -> Thumbnails | None:
     """Let a session keep so many thumbnails, with those that it has, and return them; 0: none."""
-    pictures = next((one for one in session.attachments if isinstance(one, Thumbnails)), Thumbnails())
+    pictures = next(
+        (one for one in session.attachments if isinstance(one, Thumbnails)), Thumbnails()
+    )
     pictures.most = most
     others = [one for one in session.attachments if not isinstance(one, Thumbnails)]
     session.attachments = [*others, *([pictures] if most else [])]

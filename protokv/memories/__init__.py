@@ -1,7 +1,9 @@
-"""Memories: what a stream is kept in. One file each, its settings beside its rule; `MEMORIES` finds them by name.
+"""Memories: what a stream is kept in. One file each, its settings beside its rule; `MEMORIES` finds
+them by name.
 
-A memory that is added here adds a line to `_MEMORIES`; one that lives elsewhere, an entry point of the group
-`protokv.memories`. Nothing is imported before it is used, so that the command line knows all names at no cost.
+A memory that is added here adds a line to `_MEMORIES`; one that lives elsewhere, an entry point of
+the group `protokv.memories`. Nothing is imported before it is used, so that the command line knows
+all names at no cost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""`KVCompressionMemory`: exact tokens that are compressed when the next step would exceed the budget.
+"""`KVCompressionMemory`: exact tokens that are compressed when the next step would exceed the
+budget.
 
-Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `_KeptTokens` has the slots of the budget,
-`[far | near | free]`: far tokens were chosen by each layer or head for itself, near tokens are whole steps, the same in
-all heads. Both are in stream order. The border between them moves; the shape does not.
+Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `_KeptTokens` has the
+slots of the budget, `[far | near | free]`: far tokens were chosen by each layer or head for itself,
+near tokens are whole steps, the same in all heads. Both are in stream order. The border between
+them moves; the shape does not.
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ class KVCompressionConfig(MemoryConfig):
 
     @property
     def compressed_tokens(self) -> int:
-        """|C|, tokens that a compression keeps in each layer and KV head; fewer if a step needs more room."""
+        """|C|, tokens that a compression keeps in each layer and KV head; fewer if a step needs
+        more room.
+        """
         return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
 class KVCompressionMemory(SingleDeviceMemory):
-    """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the config."""
+    """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the
+    config.
+    """
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
@@ -85,14 +91,20 @@ class KVCompressionMemory(SingleDeviceMemory):
         return keep
 
     def context(self) -> Context:
-        """Return all slots; the far ones hold the tokens that layers or heads chose for themselves."""
-        none = torch.zeros(0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device)
+        """Return all slots; the far ones hold the tokens that layers or heads chose for
+        themselves.
+        """
+        none = torch.zeros(
+            0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device
+        )
         context = self._slots.context(none, lambda: self._kept.positions)
         begin = context.far.start
         return replace(context, far=slice(begin, begin + self._kept.far))
 
     def report(self) -> dict[str, Any]:
-        """Return the number of near and far tokens, and the oldest step that any of them is from."""
+        """Return the number of near and far tokens, and the oldest step that any of them is
+        from.
+        """
         kept = self._kept
         counts = {"near_tokens_in_use": sum(kept.lengths), "far_tokens_in_use": kept.far}
         oldest = int(kept.step[:, :, 0].min()) if kept.lengths else None
@@ -100,22 +112,29 @@ class KVCompressionMemory(SingleDeviceMemory):
 
 
 class ScoredMemory(KVCompressionMemory):
-    """A rule of one's own: a compression keeps the newest step whole, and of the older tokens those that score best.
+    """A rule of one's own: a compression keeps the newest step whole, and of the older tokens those
+    that score best.
 
-    A subclass says `score`; its settings are a `KVCompressionConfig` with a name, whose `memory` is the subclass.
+    A subclass says `score`; its settings are a `KVCompressionConfig` with a name, whose `memory` is
+    the subclass.
     """
 
     @abstractmethod
     def score(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Return how much each token is worth keeping, `[H, N]` float32; of equal ones the newer stays.
+        """Return how much each token is worth keeping, `[H, N]` float32; of equal ones the newer
+        stays.
 
-        `keys` and `values` `[H, N, D]` float32 are of all tokens of a layer, oldest first; keys are rotated.
+        `keys` and `values` `[H, N, D]` float32 are of all tokens of a layer, oldest first; keys are
+        rotated.
         """
 
     def _compress(self, keep: int) -> None:
-        """Keep `keep` tokens: the newest step, and the best of the others in each layer and head."""
+        """Keep `keep` tokens: the newest step, and the best of the others in each layer and
+        head.
+        """
         kept = self._kept
-        held, newest = len(kept), kept.newest_within(keep)
+        held = len(kept)
+        newest = kept.newest_within(keep)
         heads = torch.arange(self._shape.kv_heads, device=kept.step.device)[:, None]
         for parts in zip(*kept.parts, strict=True):
             worth = self.score(*(part[:, :held].float() for part in parts[:2]))
@@ -127,24 +146,32 @@ class ScoredMemory(KVCompressionMemory):
 
 
 def mark_highest_scores(score: Tensor, n: int) -> Tensor:
-    """Mark the `n` highest scores of each row of `[H, N]`, `[H, N]` bool; of equal scores the later."""
+    """Mark the `n` highest scores of each row of `[H, N]`, `[H, N]` bool; of equal scores the
+    later.
+    """
     order = score.flip(-1).argsort(dim=-1, descending=True, stable=True)[:, :n]
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
 
 
 class _KeptTokens(StateTensors):
-    """M slots for each layer and head: `keys` and `values` are views of the slots; `declare` has the others."""
+    """M slots for each layer and head: `keys` and `values` are views of the slots; `declare` has
+    the others.
+    """
 
     def __init__(self, slots: KVSlots, shape: MemoryShape) -> None:
         held = slots.far
-        self.keys, self.values = slots.keys[:, :, held], slots.values[:, :, held]
+        self.keys = slots.keys[:, :, held]
+        self.values = slots.values[:, :, held]
         self._bias = slots.bias[:, :, held]
         L, H, M = self._bias.shape
-        self.positions = torch.zeros(L, H, M, shape.position_components, dtype=torch.int64, device=shape.device)
+        self.positions = torch.zeros(
+            L, H, M, shape.position_components, dtype=torch.int64, device=shape.device
+        )
         self.coordinates = torch.zeros(L, H, M, 2, device=shape.device)
         self.step = torch.full((L, H, M), -1, device=shape.device)
         self.far = 0  # far tokens
-        # Tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the device.
+        # Tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the
+        # device.
         self.lengths: list[int] = []
         self.last_step = -1  # index of the newest step
 
@@ -161,7 +188,9 @@ class _KeptTokens(StateTensors):
         T = min(len(step.positions), self.step.shape[2])
         slots = slice(len(self), len(self) + T)
         new = step.tokens(slice(len(step.positions) - T, None))
-        for held, given in zip(self.parts, (new.keys, new.values, new.positions, new.coordinates), strict=False):
+        for held, given in zip(
+            self.parts, (new.keys, new.values, new.positions, new.coordinates), strict=False
+        ):
             held[:, :, slots] = given
         self.step[:, :, slots] = step.step
         self._bias[:, :, slots] = 0.0
@@ -173,23 +202,58 @@ class _KeptTokens(StateTensors):
         return [length for length in self.lengths[-1:] if length <= keep]
 
     def truncate(self, keep: int, recent: list[int]) -> None:
-        """Free all slots after the first `keep`; the last of those are near steps of the lengths `recent`."""
+        """Free all slots after the first `keep`; the last of those are near steps of the lengths
+        `recent`.
+        """
         self.step[:, :, keep:] = -1
         self._bias[:, :, keep:] = -torch.inf
-        self.far, self.lengths = keep - sum(recent), recent
+        self.far = keep - sum(recent)
+        self.lengths = recent
 
     @staticmethod
     def declare(shape: MemoryShape, tokens: int) -> tuple[TensorSpec, ...]:
         """Declare M slots."""
-        L, H, M, D, P = shape.layers, shape.kv_heads, tokens, shape.head_size, shape.position_components
-        slot, slots, i64 = (LAYER, "kv_head", "kept_token"), (L, H, M), torch.int64
+        L = shape.layers
+        H = shape.kv_heads
+        M = tokens
+        D = shape.head_size
+        P = shape.position_components
+        slot = (LAYER, "kv_head", "kept_token")
+        slots = (L, H, M)
+        i64 = torch.int64
         return (
-            TensorSpec("kept.keys", (*slot, "feature"), (*slots, D), shape.dtype, "keys of kept tokens, rotated"),
-            TensorSpec("kept.values", (*slot, "feature"), (*slots, D), shape.dtype, "values of kept tokens"),
-            TensorSpec("kept.positions", (*slot, "component"), (*slots, P), i64, "their stream positions", "position"),
-            TensorSpec("kept.coordinates", (*slot, "xy"), (*slots, 2), torch.float32, "cells", "share of the image"),
-            TensorSpec("kept.step", slot, slots, i64, "their steps; -1: a free slot", "step", fill=-1),
-            TensorSpec("kept.count", ("field",), (3,), i64, "far tokens, near tokens, last step seen"),
+            TensorSpec(
+                "kept.keys",
+                (*slot, "feature"),
+                (*slots, D),
+                shape.dtype,
+                "keys of kept tokens, rotated",
+            ),
+            TensorSpec(
+                "kept.values", (*slot, "feature"), (*slots, D), shape.dtype, "values of kept tokens"
+            ),
+            TensorSpec(
+                "kept.positions",
+                (*slot, "component"),
+                (*slots, P),
+                i64,
+                "their stream positions",
+                "position",
+            ),
+            TensorSpec(
+                "kept.coordinates",
+                (*slot, "xy"),
+                (*slots, 2),
+                torch.float32,
+                "cells",
+                "share of the image",
+            ),
+            TensorSpec(
+                "kept.step", slot, slots, i64, "their steps; -1: a free slot", "step", fill=-1
+            ),
+            TensorSpec(
+                "kept.count", ("field",), (3,), i64, "far tokens, near tokens, last step seen"
+            ),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:
@@ -207,7 +271,9 @@ class _KeptTokens(StateTensors):
         self.far, near, self.last_step = tensors["kept.count"].tolist()
         M = self.step.shape[2]
         if min(self.far, near) < 0 or self.far + near > M:
-            raise StateCorrupt(f"state: tensor kept.count holds {self.far} and {near} for {M} slots")
+            raise StateCorrupt(
+                f"state: tensor kept.count holds {self.far} and {near} for {M} slots"
+            )
         for name, held in self.live_tensors().items():
             if name != "kept.count":
                 held.copy_(tensors[name])

@@ -1,13 +1,18 @@
-"""`DyCoke`: a sliding window behind temporal token merging, which thins out steps before the model reads them.
+"""`DyCoke`: a sliding window behind temporal token merging, which thins out steps before the model
+reads them.
 
-Source: DyCoke (Tao et al., CVPR 2025), arXiv 2411.15024, and the released code. The same: it works on the features of a
-frame before the language model; frames come in groups of four; the first frame is whole, the second and the third are
-compared with the first, the fourth with the whole third; of a compared frame, the int((1 - k) T) tokens with the lowest
-cosine to the same slot of the other frame are kept. What differs:
+Source: DyCoke (Tao et al., CVPR 2025), arXiv 2411.15024, and the released code. The same: it works
+on the features of a frame before the language model; frames come in groups of four; the first frame
+is whole, the second and the third are compared with the first, the fourth with the whole third; of
+a compared frame, the int((1 - k) T) tokens with the lowest cosine to the same slot of the other
+frame are kept. What differs:
 
-- It streams: a frame, here a step, is judged when it arrives. A step on another grid starts a new group.
-- Kept tokens, at least one, stay in raster order at their stream positions; the source sorts and packs them.
-- The source cuts the second and fourth frames by the similarities of the pair before (an index off by one).
+- It streams: a frame, here a step, is judged when it arrives. A step on another grid starts a new
+  group.
+- Kept tokens, at least one, stay in raster order at their stream positions; the source sorts and
+  packs them.
+- The source cuts the second and fourth frames by the similarities of the pair before (an index off
+  by one).
 - Pruning while an answer is decoded is left out: it needs a full cache and bounds nothing.
 """
 
@@ -34,7 +39,8 @@ class DyCokeConfig(MemoryConfig):
     """DyCoke's temporal token merging in front of a sliding window of `budget` tokens.
 
     Attributes:
-        merge_share: k, fraction of the visual tokens that is dropped from a step compared with an earlier one.
+        merge_share: k, fraction of the visual tokens that is dropped from a step compared with an
+            earlier one.
     """
 
     name: ClassVar[str] = "dycoke"
@@ -69,7 +75,9 @@ class DyCoke(SlidingWindow):
 
 
 class _FrameGroup(StateTensors):
-    """The features `[V, E]` that the next step is compared with, none at first, and its index in its group."""
+    """The features `[V, E]` that the next step is compared with, none at first, and its index in
+    its group.
+    """
 
     def __init__(self, shape: MemoryShape) -> None:
         self._device = shape.device
@@ -80,7 +88,8 @@ class _FrameGroup(StateTensors):
     def enter(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
         """Take a step; return the features to compare it with, None for the first of a group."""
         if grid != self._grid:
-            self._index, self._grid = 0, grid
+            self._index = 0
+            self._grid = grid
         compared = self._reference if self._index > 0 else None
         if self._index in (0, 2):
             self._reference = features.clone(memory_format=torch.contiguous_format)
@@ -90,15 +99,21 @@ class _FrameGroup(StateTensors):
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the features and the index; the same for all layers."""
-        dims, meaning = ("visual_token", "embedding"), "features that the next step is compared with"
+        dims = ("visual_token", "embedding")
+        meaning = "features that the next step is compared with"
         return (
             TensorSpec("merge.reference", dims, (None, None), shape.dtype, meaning),
-            TensorSpec("merge.group", ("field",), (3,), torch.int64, "index in the group, rows, columns"),
+            TensorSpec(
+                "merge.group", ("field",), (3,), torch.int64, "index in the group, rows, columns"
+            ),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the features, and (index in the group, rows, columns)."""
-        return {"merge.reference": self._reference, "merge.group": torch.tensor([self._index, *self._grid])}
+        return {
+            "merge.reference": self._reference,
+            "merge.group": torch.tensor([self._index, *self._grid]),
+        }
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""

@@ -1,4 +1,6 @@
-"""`FullCache`: every token, the upper bound that bounded memories are compared with; it grows with the stream."""
+"""`FullCache`: every token, the upper bound that bounded memories are compared with; it grows with
+the stream.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.memories.window import SlidingWindow
 
-# A state may have any budget, so a full cache makes room for this many tokens at first, or for its budget if smaller.
+# A state may have any budget, so a full cache makes room for this many tokens at first, or for its
+# budget if smaller.
 _FIRST_TOKENS: Final = 1 << 14
 
 
@@ -42,7 +45,8 @@ class FullCache(SlidingWindow):
     def append(self, step: StepKV) -> None:
         """Take one step; double the window first if the step does not fit."""
         step = self._admit(step, self._near.last_step)
-        capacity, needed = len(self._near.step), len(self._near) + len(step.positions)
+        capacity = len(self._near.step)
+        needed = len(self._near) + len(step.positions)
         if needed > capacity:
             while capacity < needed:
                 capacity *= 2

@@ -1,20 +1,24 @@
-"""`InfiniPotV`: exact tokens, compressed to a share of the budget when the next step would exceed it.
+"""`InfiniPotV`: exact tokens, compressed to a share of the budget when the next step would exceed
+it.
 
-Source: InfiniPot-V (Kim et al., NeurIPS 2025), arXiv 2506.15745, and its released code: the token-retention baseline of
-the ProtoKV paper. The same: compression is continual, knows neither the question nor the length of the video, and
-chooses in each layer and KV head separately. The recent steps stay whole. Of the kept tokens, the share alpha (with the
-recent steps) is least similar to the recent tokens at the same place, by rotated keys (TaR); the rest has the largest
-value norms (VaN). Kept tokens stay in stream order at their positions. What differs:
+Source: InfiniPot-V (Kim et al., NeurIPS 2025), arXiv 2506.15745, and its released code: the
+token-retention baseline of the ProtoKV paper. The same: compression is continual, knows neither the
+question nor the length of the video, and chooses in each layer and KV head separately. The recent
+steps stay whole. Of the kept tokens, the share alpha (with the recent steps) is least similar to
+the recent tokens at the same place, by rotated keys (TaR); the rest has the largest value norms
+(VaN). Kept tokens stay in stream order at their positions. What differs:
 
-- The released code compares token i of a frame with token i of the recent frames. After its first compression it cuts
-  the surviving tokens into runs of a frame's length, so places no longer match. Here coordinates match them.
-- It compresses a block once the block is full. Here a compression happens when the next step would exceed the budget,
-  so a question finds the memory as full as possible. Steps may differ in length, and the budget may be any number.
+- The released code compares token i of a frame with token i of the recent frames. After its first
+  compression it cuts the surviving tokens into runs of a frame's length, so places no longer match.
+  Here coordinates match them.
+- It compresses a block once the block is full. Here a compression happens when the next step would
+  exceed the budget, so a question finds the memory as full as possible. Steps may differ in length,
+  and the budget may be any number.
 - Ties keep the newer token. A token without a recent counterpart has similarity 0.
 - The pooling of value norms, which the released script turns off, is left out.
 
-If a step does not fit after |C| tokens, the compression keeps fewer. Of a step larger than the budget, the last tokens
-stay and everything else is dropped.
+If a step does not fit after |C| tokens, the compression keeps fewer. Of a step larger than the
+budget, the last tokens stay and everything else is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ from torch.nn.functional import normalize
 
 from protokv.core.arrays import add_rows_
 from protokv.core.settings import ShareSetting
-from protokv.memories.compressed import KVCompressionConfig, KVCompressionMemory, mark_highest_scores
+from protokv.memories.compressed import (
+    KVCompressionConfig,
+    KVCompressionMemory,
+    mark_highest_scores,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +44,13 @@ class InfiniPotVConfig(KVCompressionConfig):
     """InfiniPot-V.
 
     Attributes:
-        redundancy_share: alpha, fraction of the kept tokens that temporal redundancy chooses, the recent steps
-            included; the value norm chooses the others.
-        recent_share: largest fraction of the tokens at a compression that counts as recent steps. Recent steps are kept
-            whole, and older tokens are compared with them. The newest step is always recent. 0.25 is the released
-            code's default; with kept_share = 0.75 it means exactly the steps since the last compression. The ProtoKV
-            paper says gamma = 0.125 "as in the original work"; the released code does not have that figure, so the
-            code decides.
+        redundancy_share: alpha, fraction of the kept tokens that temporal redundancy chooses, the
+            recent steps included; the value norm chooses the others.
+        recent_share: largest fraction of the tokens at a compression that counts as recent steps.
+            Recent steps are kept whole, and older tokens are compared with them. The newest step is
+            always recent. 0.25 is the released code's default; with kept_share = 0.75 it means
+            exactly the steps since the last compression. The ProtoKV paper says gamma = 0.125 "as
+            in the original work"; the released code does not have that figure, so the code decides.
     """
 
     name: ClassVar[str] = "infinipot-v"
@@ -58,26 +66,36 @@ class InfiniPotV(KVCompressionMemory):
         """Keep `keep` tokens.
 
         1. Keep the recent steps whole.
-        2. Of the older tokens, keep those least similar to the recent tokens at the same place (TaR).
+        2. Of the older tokens, keep those least similar to the recent tokens at the same place
+        (TaR).
         3. Of the others, keep those with the largest value norms (VaN), until `keep` are chosen.
         """
         kept = self._kept
-        held, recent_steps = len(kept), self._recent_steps(keep)
+        held = len(kept)
+        recent_steps = self._recent_steps(keep)
         recent = sum(recent_steps)
         older = held - recent
         by_norm = round((1 - self._config.redundancy_share) * keep)
         by_redundancy = max(0, keep - by_norm - recent)
-        H, device = self._shape.kv_heads, kept.step.device
-        newest, heads = torch.arange(older, held, device=device).expand(H, -1), torch.arange(H, device=device)[:, None]
-        # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
+        H = self._shape.kv_heads
+        device = kept.step.device
+        newest = torch.arange(older, held, device=device).expand(H, -1)
+        heads = torch.arange(H, device=device)[:, None]
+        # Layer by layer: float32 scores of all layers would take several times the bytes of the
+        # memory.
         for keys, values, positions, coordinates, step in zip(*kept.parts, strict=True):
             cached = keys[:, :held].float()
             similarity = _measure_redundancy(
-                cached[:, :older], coordinates[:, :older], cached[:, older:], coordinates[0, older:held]
+                cached[:, :older],
+                coordinates[:, :older],
+                cached[:, older:],
+                coordinates[0, older:held],
             )
             chosen = mark_highest_scores(-similarity, by_redundancy)
             norm = values[:, :older].float().norm(dim=-1)
-            chosen |= mark_highest_scores(norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy)
+            chosen |= mark_highest_scores(
+                norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy
+            )
             # `nonzero` gives stream order.
             index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)
             for part in (keys, values, positions, coordinates, step):
@@ -85,7 +103,9 @@ class InfiniPotV(KVCompressionMemory):
         kept.truncate(keep, recent_steps)
 
     def _recent_steps(self, keep: int) -> list[int]:
-        """Return the lengths of the near steps that stay whole, oldest first: the newest step, and more if they fit."""
+        """Return the lengths of the near steps that stay whole, oldest first: the newest step, and
+        more if they fit.
+        """
         limit = min(keep, int(self._config.recent_share * len(self._kept)))
         recent: list[int] = []
         for tokens in reversed(self._kept.lengths):
@@ -95,14 +115,20 @@ class InfiniPotV(KVCompressionMemory):
         return recent
 
 
-def _measure_redundancy(keys: Tensor, coordinates: Tensor, recent: Tensor, recent_coordinates: Tensor) -> Tensor:
-    """Return the mean cosine similarity of keys to recent ones at equal coordinates, `[H, N]` in [-1, 1]; 0 without.
+def _measure_redundancy(
+    keys: Tensor, coordinates: Tensor, recent: Tensor, recent_coordinates: Tensor
+) -> Tensor:
+    """Return the mean cosine similarity of keys to recent ones at equal coordinates, `[H, N]` in
+    [-1, 1]; 0 without.
 
-    Keys `[H, N, D]` stand at `[H, N, 2]`, recent ones `[H, R, D]` at `[R, 2]`, the same for all heads; all are float32.
-    The mean of cosines equals the product with the mean unit vector, so the cost does not grow with the recent steps.
+    Keys `[H, N, D]` stand at `[H, N, 2]`, recent ones `[H, R, D]` at `[R, 2]`, the same for all
+    heads; all are float32. The mean of cosines equals the product with the mean unit vector, so the
+    cost does not grow with the recent steps.
     """
     H, N, D = keys.shape
-    known, slot, counts = torch.unique(_codes(recent_coordinates), return_inverse=True, return_counts=True)
+    known, slot, counts = torch.unique(
+        _codes(recent_coordinates), return_inverse=True, return_counts=True
+    )
     S = len(known)
     if not S:
         return keys.new_zeros(H, N)
@@ -119,7 +145,9 @@ def _measure_redundancy(keys: Tensor, coordinates: Tensor, recent: Tensor, recen
 
 
 def _codes(coordinates: Tensor) -> Tensor:
-    """Encode each pair of coordinates `[..., 2]` float32 as one int64; equal pairs have equal codes."""
+    """Encode each pair of coordinates `[..., 2]` float32 as one int64; equal pairs have equal
+    codes.
+    """
     bits = coordinates.view(torch.int32).long()
     return bits[..., 0] << 32 | bits[..., 1] & 0xFFFFFFFF
 

@@ -1,15 +1,17 @@
-"""`LastFramesMemory`: a question sees the last N steps and nothing older. The baseline without memory.
+"""`LastFramesMemory`: a question sees the last N steps and nothing older. The baseline without
+memory.
 
-Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the last N frames (4 by default) and the
-question to the plain model. The same: an answer depends on the prompt prefix and the last N steps alone. What differs:
-the source encodes the N frames anew for each question, and a frame sees those before it. A memory gets keys once, when
-a step arrives; so here a step is encoded after the prompt prefix alone (`context`), and steps meet when a question
-reads them (`recall`). With N = 1 both are equal; with `recent_frames` of the same frames this is the source.
-`SlidingWindow` with a budget of N steps encodes a step after the window, so its keys carry older steps into it.
-`samples/studies/delay/` measures how near both come to the source.
+Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the last N frames (4 by
+default) and the question to the plain model. The same: an answer depends on the prompt prefix and
+the last N steps alone. What differs: the source encodes the N frames anew for each question, and a
+frame sees those before it. A memory gets keys once, when a step arrives; so here a step is encoded
+after the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`).
+With N = 1 both are equal; with `recent_frames` of the same frames this is the source.
+`SlidingWindow` with a budget of N steps encodes a step after the window, so its keys carry older
+steps into it. `samples/studies/delay/` measures how near both come to the source.
 
-With `positions="compact"` a step is encoded and read directly after the prompt prefix, as in the source, except for
-the temporal positions that sampling leaves out between two steps.
+With `positions="compact"` a step is encoded and read directly after the prompt prefix, as in the
+source, except for the temporal positions that sampling leaves out between two steps.
 """
 
 from __future__ import annotations
@@ -40,18 +42,23 @@ class LastFramesConfig(MemoryConfig):
 
 
 class LastFramesMemory(SlidingWindow):
-    """The last N whole steps that fit the budget; of a step larger than the budget, its last tokens."""
+    """The last N whole steps that fit the budget; of a step larger than the budget, its last
+    tokens.
+    """
 
     joins_steps = False
 
     def _allocate(self, capacity: int) -> tuple[KVSlots, NearWindow]:
         slots = KVSlots(self._shape, far=0, near=capacity)
-        return slots, NearWindow(slots, self._shape.position_components, steps=self._config.last_steps)
+        return slots, NearWindow(
+            slots, self._shape.position_components, steps=self._config.last_steps
+        )
 
     def context(self) -> Context:
         """Return the prompt prefix alone."""
         everything = self._slots.context(self._near.positions)
-        sink, places = slice(0, everything.far.start), everything.positions
+        sink = slice(0, everything.far.start)
+        places = everything.positions
         assert places is not None
         return _PrefixContext(
             everything.keys[:, :, sink],
@@ -59,7 +66,9 @@ class LastFramesMemory(SlidingWindow):
             everything.bias[:, :, sink],
             slice(sink.stop, sink.stop),
             lambda: places()[:, :, sink],
-            newest=lambda: int(self._near.positions[self._near.step >= 0, 0].max()) if len(self._near) else -1,
+            newest=lambda: (
+                int(self._near.positions[self._near.step >= 0, 0].max()) if len(self._near) else -1
+            ),
         )
 
     def recall(self) -> Context:
@@ -71,7 +80,8 @@ class LastFramesMemory(SlidingWindow):
 class _PrefixContext(SlotContext):
     """The prompt prefix. Compact, a new step stands after it as if the stream began there."""
 
-    newest: Callable[[], int] = lambda: -1  # returns the time of the newest token of the stream, -1 before the first
+    # returns the time of the newest token of the stream, -1 before the first
+    newest: Callable[[], int] = lambda: -1
     shift: int = 0
 
     def far_span(self) -> int:

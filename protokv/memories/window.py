@@ -1,5 +1,5 @@
-"""`SlidingWindow`: the last `budget` visual tokens after the prompt prefix, the baseline "SWA" of the ProtoKV paper,
-arXiv 2606.26762.
+"""`SlidingWindow`: the last `budget` visual tokens after the prompt prefix, the baseline "SWA" of
+the ProtoKV paper, arXiv 2606.26762.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The embedded model as a backbone, without transformers: `protokv.mini.network` behind the interface.
+"""The embedded model as a backbone, without transformers: `protokv.mini.network` behind the
+interface.
 
-`QwenVL` runs the same folder with transformers, which a model that is spread over devices or quantised needs, and the
-tests hold the two together: all is equal, the output of the vision tower up to the order of sums.
+`QwenVL` runs the same folder with transformers, which a model that is spread over devices or
+quantised needs, and the tests hold the two together: all is equal, the output of the vision tower
+up to the order of sums.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from protokv.mini.network import MiniLanguageModel, MiniVisionTower, select_weig
 
 IDENTITY_FILE: Final = "identity.json"
 _FOLDERS: Final = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-order", "-words")}
-"""`-order` has four more layers and also reads order and counts appearances; `-words` two more, and reads words too."""
+"""`-order` has four more layers and also reads order and counts appearances; `-words` two more, and
+reads words too.
+"""
 
 
 class MiniBackbone(GridBackbone, PackagedModel):
@@ -38,17 +42,27 @@ class MiniBackbone(GridBackbone, PackagedModel):
     converses = False
     notice = "the embedded model reads drawn shapes only; other videos need --model"
 
-    def __init__(self, path: Path, config: dict[str, Any], identity: BackboneIdentity, placement: Placement) -> None:
+    def __init__(
+        self, path: Path, config: dict[str, Any], identity: BackboneIdentity, placement: Placement
+    ) -> None:
         """Read the network and the tokenizer of a folder whose `config.json` is `config`."""
         weights = load_file(path / "model.safetensors")
-        weights = {name: tensor.to(placement.device, placement.dtype) for name, tensor in weights.items()}
+        weights = {
+            name: tensor.to(placement.device, placement.dtype) for name, tensor in weights.items()
+        }
         text = config["text_config"]
-        self._vision = MiniVisionTower(config["vision_config"], select_weights_by_prefix(weights, "visual."))
+        self._vision = MiniVisionTower(
+            config["vision_config"], select_weights_by_prefix(weights, "visual.")
+        )
         self._language = MiniLanguageModel(text, select_weights_by_prefix(weights, "model."))
         self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        self._pixels = PreprocessorConfig.from_files(read_model_file(str(path), "preprocessor_config.json"))
-        self.identity, embedding = identity, self._language.embedding
-        self.dtype, self.device = embedding.dtype, embedding.device
+        self._pixels = PreprocessorConfig.from_files(
+            read_model_file(str(path), "preprocessor_config.json")
+        )
+        self.identity = identity
+        embedding = self._language.embedding
+        self.dtype = embedding.dtype
+        self.device = embedding.device
         self.layers: int = text["num_hidden_layers"]
         self.kv_heads: int = text["num_key_value_heads"]
         self.head_size = self._language.head_size
@@ -61,7 +75,8 @@ class MiniBackbone(GridBackbone, PackagedModel):
         self._tokens_per_second: int = config["vision_config"]["tokens_per_second"]
         self.settings = self._pixels.settings(self.default_fps)
         control = self._tokenizer.get_added_tokens_decoder()
-        self._control, self._control_ids = sorted(token.content for token in control.values()), frozenset(control)
+        self._control = sorted(token.content for token in control.values())
+        self._control_ids = frozenset(control)
         # The chat template's text in front of the video.
         self._prefix = self.encode("<|im_start|>user\n<|vision_start|>")
 
@@ -72,7 +87,9 @@ class MiniBackbone(GridBackbone, PackagedModel):
 
     @classmethod
     def adjust(cls, request: PlacementOptions) -> PlacementOptions:
-        """Use one thread and float32 on a CPU: a second does not pay off, and bytes are the same on any processor."""
+        """Use one thread and float32 on a CPU: a second does not pay off, and bytes are the same on
+        any processor.
+        """
         if request.device.type != "cpu":
             return request
         torch.set_num_threads(1)
@@ -89,7 +106,9 @@ class MiniBackbone(GridBackbone, PackagedModel):
         return BackboneIdentity(
             name=name,
             family=config["model_type"],
-            config_hash=json.loads((Path(path) / IDENTITY_FILE).read_text(encoding="utf-8"))["config_hash"],
+            config_hash=json.loads((Path(path) / IDENTITY_FILE).read_text(encoding="utf-8"))[
+                "config_hash"
+            ],
             weights_digest=digest_weights(path),
             dtype=placement.dtype_name,
         )
@@ -100,14 +119,22 @@ class MiniBackbone(GridBackbone, PackagedModel):
         return self._prefix
 
     def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
-        """Return the token ids after the video; turns are left out, as the model was not trained on them."""
+        """Return the token ids after the video; turns are left out, as the model was not trained on
+        them.
+        """
         refuse_control_tokens(question, self._control)
         return self.encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
 
     def words_ids(self, text: str) -> list[int]:
-        """Return the token ids of subtitles between two segments of video, without unknown words."""
-        ids = [token for token in self.encode(text) if token not in self._control_ids][:MOST_WORD_TOKENS]
-        return [*self.encode("<|vision_end|>"), *ids, *self.encode("<|vision_start|>")] if ids else []
+        """Return the token ids of subtitles between two segments of video, without unknown
+        words.
+        """
+        ids = [token for token in self.encode(text) if token not in self._control_ids][
+            :MOST_WORD_TOKENS
+        ]
+        return (
+            [*self.encode("<|vision_end|>"), *ids, *self.encode("<|vision_start|>")] if ids else []
+        )
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids without special tokens."""
@@ -119,17 +146,25 @@ class MiniBackbone(GridBackbone, PackagedModel):
         unknown = self._tokenizer.token_to_id("<unk>")
         found = self._tokenizer.encode(question, add_special_tokens=False)
         pairs = zip(found.ids, found.offsets, strict=True)
-        return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
+        return list(
+            dict.fromkeys(
+                question[start:stop].lower() for token, (start, stop) in pairs if token == unknown
+            )
+        )
 
     def embed_token(self, token: Tensor) -> Tensor:
         """Return `[n, E]`."""
         return torch.nn.functional.embedding(token, self._language.embedding)
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+    def embed_steps(
+        self, steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
         """Run steps of one grid through the vision tower together, others one by one."""
         if len({step.grid for step in steps}) > 1:
             return [tokens for step in steps for tokens in self.embed_steps([step], [0.0])]
-        patches = torch.stack([step.pixels.to(self.device, non_blocking=True) for step in steps]).to(self.dtype)
+        patches = torch.stack(
+            [step.pixels.to(self.device, non_blocking=True) for step in steps]
+        ).to(self.dtype)
         return [StepTokens(seen, steps[0].grid) for seen in self._vision(patches, steps[0].grid)]
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +172,12 @@ class MiniBackbone(GridBackbone, PackagedModel):
         return self._language.angles(positions)
 
     def forward(
-        self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
+        self,
+        embeddings: Tensor,
+        positions: Tensor,
+        cache: TokenCache,
+        *,
+        steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """Run `[T, E]` through the language model."""
         return self._language(embeddings, positions, cache)

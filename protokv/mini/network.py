@@ -1,8 +1,9 @@
 """The network of the embedded model: Qwen2.5-VL's vision tower and language model, in plain torch.
 
-transformers runs the same weights, and the tests compare with it; but importing it takes longer than an answer of this
-model, and its wrappers take longer than the arithmetic of a step. Knows no memories and no files.
-Source: Qwen2.5-VL Technical Report, https://arxiv.org/abs/2502.13923, as transformers implements it.
+transformers runs the same weights, and the tests compare with it; but importing it takes longer
+than an answer of this model, and its wrappers take longer than the arithmetic of a step. Knows no
+memories and no files. Source: Qwen2.5-VL Technical Report, https://arxiv.org/abs/2502.13923, as
+transformers implements it.
 """
 
 from __future__ import annotations
@@ -33,21 +34,29 @@ class MiniVisionTower:
         self._theta: float = config["rope_parameters"]["rope_theta"]
         # The stride of the convolution is its kernel, so it is one product.
         self._projection = weights["patch_embed.proj.weight"].flatten(1)
-        self._blocks = [select_weights_by_prefix(weights, f"blocks.{i}.") for i in range(config["depth"])]
+        self._blocks = [
+            select_weights_by_prefix(weights, f"blocks.{i}.") for i in range(config["depth"])
+        ]
         for block in self._blocks:
             _join(block, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
         self._merger = select_weights_by_prefix(weights, "merger.")
 
     def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return visual tokens `[B, n, E]` of patches `[B, n * merge**2, pixels]` in their order, of one dtype."""
+        """Return visual tokens `[B, n, E]` of patches `[B, n * merge**2, pixels]` in their order,
+        of one dtype.
+        """
         steps, n = patches.shape[:2]
         x = functional.linear(patches, self._projection)
         size = x.shape[-1] // self._heads
         cos, sin = _axial_angles(*grid, self._merge, size, self._theta, x.device)
         for w in self._blocks:
-            qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(steps, n, 3, self._heads, size)
+            qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(
+                steps, n, 3, self._heads, size
+            )
             rotated = rotate(qkv[:, :, :2].float(), cos, sin).to(x.dtype)
-            query, key, value = rotated[:, :, 0], rotated[:, :, 1], qkv[:, :, 2]
+            query = rotated[:, :, 0]
+            key = rotated[:, :, 1]
+            value = qkv[:, :, 2]
             query, key, value = (part.transpose(1, 2) for part in (query, key, value))
             mixed = functional.scaled_dot_product_attention(query, key, value, scale=size**-0.5)
             x = x + _linear(mixed.transpose(1, 2).reshape(steps, n, -1), w, "attn.proj")
@@ -67,34 +76,51 @@ class MiniLanguageModel:
         self._heads: int = config["num_key_value_heads"]
         self.embedding = weights["embed_tokens.weight"]
         self._last_norm = weights["norm.weight"]
-        self._layers = [select_weights_by_prefix(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
+        self._layers = [
+            select_weights_by_prefix(weights, f"layers.{i}.")
+            for i in range(config["num_hidden_layers"])
+        ]
         for layer in self._layers:
             _join(layer, "qkv", *(f"self_attn.{name}_proj" for name in "qkv"))
             _join(layer, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
         rope = config["rope_parameters"]
         half = torch.arange(0, self.head_size, 2, dtype=torch.float)
-        self._frequency = (1.0 / (rope["rope_theta"] ** (half / self.head_size))).to(self.embedding.device)
+        self._frequency = (1.0 / (rope["rope_theta"] ** (half / self.head_size))).to(
+            self.embedding.device
+        )
         component = [i for i, n in enumerate(rope["mrope_section"]) for _ in range(n)]
         self._component = torch.tensor(component, device=self.embedding.device)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin `[..., D]` float32 of positions `[..., 3]`; each section has its own component."""
-        component, frequency = self._component.to(positions.device), self._frequency.to(positions.device)
+        """Return cos and sin `[..., D]` float32 of positions `[..., 3]`; each section has its own
+        component.
+        """
+        component = self._component.to(positions.device)
+        frequency = self._frequency.to(positions.device)
         angle = positions.float().index_select(-1, component) * frequency
-        cos, sin = angle.cos(), angle.sin()
+        cos = angle.cos()
+        sin = angle.sin()
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def __call__(self, embeddings: Tensor, positions: Tensor, cache: TokenCache) -> Tensor:
         """Return the final hidden states `[T, E]` of embeddings `[T, E]` at positions `[T, 3]`."""
-        x, T, D = embeddings, len(embeddings), self.head_size
+        x = embeddings
+        T = len(embeddings)
+        D = self.head_size
         both = self._query_heads + self._heads
         cos, sin = (part.to(x.dtype) for part in self.angles(positions))
         for layer, w in enumerate(self._layers):
-            qkv = _linear(_norm(x, w["input_layernorm.weight"]), w, "qkv").view(T, -1, D).transpose(0, 1)
+            qkv = (
+                _linear(_norm(x, w["input_layernorm.weight"]), w, "qkv")
+                .view(T, -1, D)
+                .transpose(0, 1)
+            )
             rotated = rotate(qkv[:both], cos, sin)
             query = rotated[: self._query_heads]
             mixed = cache.attend(layer, query, rotated[self._query_heads :], qkv[both:], D**-0.5)
-            x = x + functional.linear(mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"])
+            x = x + functional.linear(
+                mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"]
+            )
             x = x + _gated(_norm(x, w["post_attention_layernorm.weight"]), w)
         return _norm(x, self._last_norm)
 
@@ -105,7 +131,11 @@ class MiniLanguageModel:
 
 def select_weights_by_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the weights whose names start with a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in weights.items()
+        if name.startswith(prefix)
+    }
 
 
 def _join(weights: dict[str, Tensor], name: str, *parts: str) -> None:
@@ -126,14 +156,20 @@ def _gated(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.float()
-    return (wide * wide.square().mean(-1, keepdim=True).add_(_EPSILON).rsqrt_()).to(x.dtype).mul_(weight)
+    return (
+        (wide * wide.square().mean(-1, keepdim=True).add_(_EPSILON).rsqrt_())
+        .to(x.dtype)
+        .mul_(weight)
+    )
 
 
 @lru_cache(maxsize=4)
 def _axial_angles(
     rows: int, columns: int, merge: int, size: int, theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin `[patches, 1, 1, size]` float32 in token order; half of the pairs rotate by row."""
+    """Return cos and sin `[patches, 1, 1, size]` float32 in token order; half of the pairs rotate
+    by row.
+    """
     cells = torch.cartesian_prod(*(torch.arange(n) for n in (rows, columns, merge, merge)))
     places = torch.stack([cells[:, 0] * merge + cells[:, 2], cells[:, 1] * merge + cells[:, 3]], -1)
     half = size // 2

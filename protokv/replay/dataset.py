@@ -1,8 +1,8 @@
 """A benchmark on disk as streams, and the baselines that stand beside its memories.
 
-Missing or unreadable videos are listed, never skipped in silence. The baselines are the text alone and the last 4 and
-16 frames: many questions need no video, and four recent frames beat most memories if the evidence is recent
-(SimpleStream, arXiv 2604.02317).
+Missing or unreadable videos are listed, never skipped in silence. The baselines are the text alone
+and the last 4 and 16 frames: many questions need no video, and four recent frames beat most
+memories if the evidence is recent (SimpleStream, arXiv 2604.02317).
 """
 
 from __future__ import annotations
@@ -52,9 +52,16 @@ class _KeyFrames(ReplayStream):
             raise SourceUnreadable(f"{path} is no array of frames: {error}") from error
         shape = self._frames.shape
         if self._frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape:
-            raise SourceUnreadable(f"{path} is not [n, h, w, 3] uint8: {list(shape)} {self._frames.dtype}")
-        self.name, self.length_s, self.questions = path.name, float(shape[0]), questions
-        self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint_video_file(path)}
+            raise SourceUnreadable(
+                f"{path} is not [n, h, w, 3] uint8: {list(shape)} {self._frames.dtype}"
+            )
+        self.name = path.name
+        self.length_s = float(shape[0])
+        self.questions = questions
+        self.facts: dict[str, Any] = {
+            "size_bytes": path.stat().st_size,
+            "fingerprint": fingerprint_video_file(path),
+        }
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Sample the key frames by their times."""
@@ -63,20 +70,26 @@ class _KeyFrames(ReplayStream):
 
 
 def open_dataset(
-    benchmark: Benchmark, root: Path, *, most_videos: int | None = None, subtitles: str = SUBTITLES_OFF
+    benchmark: Benchmark,
+    root: Path,
+    *,
+    most_videos: int | None = None,
+    subtitles: str = SUBTITLES_OFF,
 ) -> OpenDataset:
     """Open the videos of a data set, or the first `most_videos` of its annotations.
 
-    `root` is its folder, or one with a folder of its name. `subtitles` says which enter the stream; `auto` also takes
-    `subtitle/NAME.srt` below the folder.
+    `root` is its folder, or one with a folder of its name. `subtitles` says which enter the stream;
+    `auto` also takes `subtitle/NAME.srt` below the folder.
 
-    SourceNotFound: there are no annotations, or no video can be read. ConfigError: the annotations are not as
-    published.
+    SourceNotFound: there are no annotations, or no video can be read. ConfigError: the annotations
+    are not as published.
     """
     # VideoMME has a folder of its own name in its folder.
     if root.name != benchmark.name and (own := root / benchmark.name).is_dir():
         root = own
-    notes, missing, streams = Counter[str](), dict[str, str](), list[ReplayStream]()
+    notes = Counter[str]()
+    missing = dict[str, str]()
+    streams = list[ReplayStream]()
     asked: dict[BenchmarkVideo, list[ReplayQuestion]] = {}
     for video, question in benchmark.read(root, notes):
         asked.setdefault(video, []).append(question)
@@ -98,12 +111,18 @@ def open_dataset(
         streams.append(stream)
     if not streams:
         why = next(iter(missing.values()), "the annotations name none")
-        why = f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}"
-        raise SourceNotFound(why, hint="samples/benchmarks/README.md says how each data set is laid out")
+        why = (
+            f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}"
+        )
+        raise SourceNotFound(
+            why, hint="samples/benchmarks/README.md says how each data set is laid out"
+        )
     return OpenDataset(streams, missing, +notes)
 
 
-def _open(video: BenchmarkVideo, questions: Sequence[ReplayQuestion], root: Path, subtitles: str) -> ReplayStream:
+def _open(
+    video: BenchmarkVideo, questions: Sequence[ReplayQuestion], root: Path, subtitles: str
+) -> ReplayStream:
     path = find_dataset_video(root, video.path)
     if path is None:
         raise SourceNotFound(f"video {video.path} is not below {root}")
@@ -111,14 +130,19 @@ def _open(video: BenchmarkVideo, questions: Sequence[ReplayQuestion], root: Path
     if path.suffix == ".npy":
         stream = _KeyFrames(path, questions)
     else:
-        if subtitles == SUBTITLES_AUTO and (file := find_dataset_file(root, [f"subtitle/{path.stem}.srt"])) is not None:
+        if (
+            subtitles == SUBTITLES_AUTO
+            and (file := find_dataset_file(root, [f"subtitle/{path.stem}.srt"])) is not None
+        ):
             subtitles = str(file)
         stream = VideoFileStream(path, questions, subtitles)
     stream.name = video.name
     return stream
 
 
-def _place(question: ReplayQuestion, video: BenchmarkVideo, length_s: float, notes: Counter[str]) -> float:
+def _place(
+    question: ReplayQuestion, video: BenchmarkVideo, length_s: float, notes: Counter[str]
+) -> float:
     """Return the reference time of a question in this file."""
     if question.reference == "end":
         return length_s
@@ -135,12 +159,17 @@ TEXT_ONLY_VARIANT: Final = "text only"
 
 
 def complete_memory_variants(
-    variants: Sequence[MemoryVariant], streams: Sequence[ReplayStream], backbone: Backbone, *, baselines: bool
+    variants: Sequence[MemoryVariant],
+    streams: Sequence[ReplayStream],
+    backbone: Backbone,
+    *,
+    baselines: bool,
 ) -> list[MemoryVariant]:
-    """Give memories a share for words if a stream has words, and add the baselines that are not among them.
+    """Give memories a share for words if a stream has words, and add the baselines that are not
+    among them.
 
-    The last frames have the budget that they need. With words they keep their positions: some models cannot show words
-    at others.
+    The last frames have the budget that they need. With words they keep their positions: some
+    models cannot show words at others.
     """
     words = any(stream.has_words for stream in streams)
     variants = [replace(variant, config=variant.config.with_words(words)) for variant in variants]

@@ -1,11 +1,13 @@
 """Judges of open answers, and judging the rows of a file.
 
-An answer is judged after the pass, from the texts in its row, so that a second judge needs no second pass. A judged row
-is appended to the file, and the last one of equal rows counts. Equal answers are judged once.
+An answer is judged after the pass, from the texts in its row, so that a second judge needs no
+second pass. A judged row is appended to the file, and the last one of equal rows counts. Equal
+answers are judged once.
 
-The prompt is the one of Video-ChatGPT, as Flash-VStream and ReKV use it (github.com/Becomebright/ReKV at 63793f7,
-`video_qa/eval/eval_open_ended.py`): temperature 0, at most 300 tokens, a Python dictionary with `pred` ("yes" or "no")
-and `score`, cut to a whole number from 0 to 5. Accuracy is the share of "yes".
+The prompt is the one of Video-ChatGPT, as Flash-VStream and ReKV use it
+(github.com/Becomebright/ReKV at 63793f7, `video_qa/eval/eval_open_ended.py`): temperature 0, at
+most 300 tokens, a Python dictionary with `pred` ("yes" or "no") and `score`, cut to a whole number
+from 0 to 5. Accuracy is the share of "yes".
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ class JudgeVerdict(NamedTuple):
 
 
 JUDGE_SYSTEM: Final = (
-    "You are an intelligent chatbot designed for evaluating the correctness of generative outputs for "
-    "question-answer pairs. Your task is to compare the predicted answer with the correct answer and determine if they "
+    "You are an intelligent chatbot designed for evaluating the correctness of generative outputs "
+    "for "
+    "question-answer pairs. Your task is to compare the predicted answer with the correct answer "
+    "and determine if they "
     "match meaningfully. Here's how you can accomplish the task:------##INSTRUCTIONS: "
     "- Focus on the meaningful match between the predicted answer and the correct answer.\n"
     "- Consider synonyms or paraphrases as valid matches.\n"
@@ -50,10 +54,14 @@ JUDGE_SYSTEM: Final = (
 _JUDGE_USER: Final = (
     "Please evaluate the following video-based question-answer pair:\n\n"
     "Question: {question}\nCorrect Answer: {expected}\nPredicted Answer: {prediction}\n\n"
-    "Provide your evaluation only as a yes/no and score where the score is an integer value between 0 and 5, with 5 "
-    "indicating the highest meaningful match. Please generate the response in the form of a Python dictionary string "
-    "with keys 'pred' and 'score', where value of 'pred' is  a string of 'yes' or 'no' and value of 'score' is in "
-    "INTEGER, not STRING.DO NOT PROVIDE ANY OTHER OUTPUT TEXT OR EXPLANATION. Only provide the Python dictionary "
+    "Provide your evaluation only as a yes/no and score where the score is an integer value "
+    "between 0 and 5, with 5 "
+    "indicating the highest meaningful match. Please generate the response in the form of a Python "
+    "dictionary string "
+    "with keys 'pred' and 'score', where value of 'pred' is  a string of 'yes' or 'no' and value "
+    "of 'score' is in "
+    "INTEGER, not STRING.DO NOT PROVIDE ANY OTHER OUTPUT TEXT OR EXPLANATION. Only provide the "
+    "Python dictionary "
     "string. For example, your response should look like this: {{'pred': 'yes', 'score': 4.8}}."
 )
 
@@ -67,8 +75,16 @@ def read_verdict(text: str) -> JudgeVerdict:
     """
     try:
         found = ast.literal_eval(text[max(0, text.find("{")) : text.rfind("}") + 1])
-        decided, points = str(found["pred"]).strip().casefold().rstrip("."), int(float(found["score"]))
-    except (SyntaxError, RecursionError, MemoryError, TypeError, LookupError, OverflowError) as error:
+        decided = str(found["pred"]).strip().casefold().rstrip(".")
+        points = int(float(found["score"]))
+    except (
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+        TypeError,
+        LookupError,
+        OverflowError,
+    ) as error:
         raise ValueError(f"no verdict in {text[:80]!r}") from error
     if decided not in ("yes", "no") or not 0 <= points <= 5:
         raise ValueError(f"no verdict in {text[:80]!r}")
@@ -76,21 +92,29 @@ def read_verdict(text: str) -> JudgeVerdict:
 
 
 class Judge:
-    """A model behind an OpenAI-compatible endpoint, hosted or of one's own, asked with `openai` (the extra `judge`).
+    """A model behind an OpenAI-compatible endpoint, hosted or of one's own, asked with `openai`
+    (the extra `judge`).
 
-    Address and key come from OPENAI_BASE_URL and OPENAI_API_KEY; neither stands in a row or a message. The client
-    repeats a request after a time-out, a rate limit (429) or a failure of the server, with growing pauses. `label`, its
-    name with the digest of its prompt, stands in every row that it judged.
+    Address and key come from OPENAI_BASE_URL and OPENAI_API_KEY; neither stands in a row or a
+    message. The client repeats a request after a time-out, a rate limit (429) or a failure of the
+    server, with growing pauses. `label`, its name with the digest of its prompt, stands in every
+    row that it judged.
     """
 
     def __init__(self, model: str) -> None:
-        """Make the client; nothing is sent. ConfigError: it is not installed, or there is no key."""
+        """Make the client; nothing is sent. ConfigError: it is not installed, or there is no
+        key.
+        """
         try:
             import openai
         except ImportError as error:
-            raise ConfigError("this judge needs the openai client", hint="pip install 'protokv[judge]'") from error
+            raise ConfigError(
+                "this judge needs the openai client", hint="pip install 'protokv[judge]'"
+            ) from error
         if not os.environ.get("OPENAI_API_KEY"):
-            raise ConfigError("this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL if need be")
+            raise ConfigError(
+                "this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL if need be"
+            )
         self._client = openai.OpenAI(timeout=60.0, max_retries=6)
         self._model = model
         self.label = f"{model} at {self._client.base_url.host}, prompt {JUDGE_HASH}"
@@ -105,7 +129,10 @@ class Judge:
         import openai
 
         text = _JUDGE_USER.format(**case._asdict())
-        messages: Any = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": text}]
+        messages: Any = [
+            {"role": "system", "content": JUDGE_SYSTEM},
+            {"role": "user", "content": text},
+        ]
         for _ in range(3):
             try:
                 completion = self._client.chat.completions.create(
@@ -115,25 +142,45 @@ class Judge:
             except (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError):
                 return None  # the client has retried it already
             except (openai.APIStatusError, openai.APIConnectionError) as error:
-                why = f"the judge's endpoint refuses {self._model}, or cannot be reached: {type(error).__name__}"
-                raise JudgeError(why, hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name") from error
-            except (ValueError, TypeError, AttributeError, LookupError, openai.APIResponseValidationError):
+                why = (
+                    f"the judge's endpoint refuses {self._model}, or cannot be reached: "
+                    f"{type(error).__name__}"
+                )
+                raise JudgeError(
+                    why, hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name"
+                ) from error
+            except (
+                ValueError,
+                TypeError,
+                AttributeError,
+                LookupError,
+                openai.APIResponseValidationError,
+            ):
                 continue  # the reply is no verdict, or no completion at all
         return None
 
 
-def judge_rows(results: AnswerRowFile, keys: Sequence[str], judge: Judge) -> Iterator[AnswerRow | None]:
+def judge_rows(
+    results: AnswerRowFile, keys: Sequence[str], judge: Judge
+) -> Iterator[AnswerRow | None]:
     """Judge the open answers in `results` with these keys that this judge has not judged yet.
 
-    Yields each judged row once it is in the file, or None without a verdict: the row keeps its old one.
+    Yields each judged row once it is in the file, or None without a verdict: the row keeps its old
+    one.
     """
     left: dict[JudgeCase, list[AnswerRow]] = {}
     for row in [results.rows[key] for key in keys if key in results.rows]:
-        if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended and row.judge != judge.label:
+        if (
+            row.dataset in BENCHMARKS
+            and BENCHMARKS[row.dataset].open_ended
+            and row.judge != judge.label
+        ):
             left.setdefault(JudgeCase(row.question, row.expected, row.prediction), []).append(row)
     for case, verdict in judge.read(left):
         for row in left[case]:
             if verdict is not None:
-                row = replace(row, correct=verdict.correct, points=verdict.points, judge=judge.label)
+                row = replace(
+                    row, correct=verdict.correct, points=verdict.points, judge=judge.label
+                )
                 results.append(row)
             yield row if verdict else None

@@ -1,4 +1,6 @@
-"""Memories under test: named ones, their variants, and the label that each has in rows and tables."""
+"""Memories under test: named ones, their variants, and the label that each has in rows and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import Any, Final
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig, MemoryConfig
 
-COMPARED_MEMORIES: Final = ("full", "durable", "continuity", "paper", "sliding-window", "infinipot-v")
+COMPARED_MEMORIES: Final = (
+    "full",
+    "durable",
+    "continuity",
+    "paper",
+    "sliding-window",
+    "infinipot-v",
+)
 """Memories that are compared on videos if none is named."""
 
 
@@ -41,7 +50,9 @@ class SettingSweep:
 
 
 def make_memory_variants(names: Sequence[str], budgets: Sequence[int]) -> list[MemoryVariant]:
-    """Return memories by their names, at each budget; see `drop_repeated_variants`. ConfigError: a name is unknown."""
+    """Return memories by their names, at each budget; see `drop_repeated_variants`. ConfigError: a
+    name is unknown.
+    """
     configs = [MemoryConfig.of(name, budget=budget) for budget in budgets for name in names]
     return drop_repeated_variants([MemoryVariant(config.name, config) for config in configs])
 
@@ -55,7 +66,9 @@ def drop_repeated_variants(variants: Sequence[MemoryVariant]) -> list[MemoryVari
     return list(found.values())
 
 
-def vary_memory_settings(variants: Sequence[MemoryVariant], variations: Sequence[SettingSweep]) -> list[MemoryVariant]:
+def vary_memory_settings(
+    variants: Sequence[MemoryVariant], variations: Sequence[SettingSweep]
+) -> list[MemoryVariant]:
     """Replace each memory by one variant per combination of values.
 
     ConfigError: a variation names a memory that is not compared, or an unknown setting or value.
@@ -64,7 +77,10 @@ def vary_memory_settings(variants: Sequence[MemoryVariant], variations: Sequence
     for variation in variations:
         names = {variant.config.name for variant in found}
         if variation.memory is not None and variation.memory not in names:
-            why = f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not compared"
+            why = (
+                f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not "
+                "compared"
+            )
             raise ConfigError(why, hint=f"memories: {', '.join(sorted(names))}")
         found = [new for variant in found for new in _vary(variant, variation)]
     return found
@@ -75,7 +91,8 @@ def _vary(variant: MemoryVariant, variation: SettingSweep) -> list[MemoryVariant
         return [variant]
     return [
         MemoryVariant(
-            f"{variant.label} {variation.setting}={text}", variant.config.with_fields({variation.setting: value})
+            f"{variant.label} {variation.setting}={text}",
+            variant.config.with_fields({variation.setting: value}),
         )
         for text, value in variation.values
     ]

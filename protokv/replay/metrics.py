@@ -1,8 +1,10 @@
-"""Accuracies with intervals, paired differences, floors, and quantiles of latencies, from rows of results.
+"""Accuracies with intervals, paired differences, floors, and quantiles of latencies, from rows of
+results.
 
-Answers about one video go together: a memory that lost its evidence gets all of its questions wrong. So the bootstrap
-draws videos with all of their answers (cluster bootstrap: Davison and Hinkley 1997, section 3.8; percentiles of
-`_DRAWS` seeded draws). A difference is of answers to the same questions at the same delay.
+Answers about one video go together: a memory that lost its evidence gets all of its questions
+wrong. So the bootstrap draws videos with all of their answers (cluster bootstrap: Davison and
+Hinkley 1997, section 3.8; percentiles of `_DRAWS` seeded draws). A difference is of answers to the
+same questions at the same delay.
 """
 
 from __future__ import annotations
@@ -21,20 +23,24 @@ from protokv.replay.rows import AnswerRow
 
 _DRAWS: Final = 2000
 # A number on fewer of either is marked: its interval is wide, or a few videos decide it.
-FEW_QUESTIONS, FEW_VIDEOS = 100, 5
+FEW_QUESTIONS = 100
+FEW_VIDEOS = 5
 _Z: Final = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
 
 
 def bound_accuracy(right: int, n: int) -> tuple[float, float]:
     """Return Wilson's 95 % score interval of `right` of n > 0 answers (Wilson 1927)."""
-    share, whole = right / n, 1 + _Z * _Z / n
+    share = right / n
+    whole = 1 + _Z * _Z / n
     middle = (share + _Z * _Z / (2 * n)) / whole
     half = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n**2)) / whole
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def score_majority(rows: Iterable[AnswerRow]) -> float:
-    """Return the accuracy of the most frequent answer of each question's type, which needs no video; NaN of no rows."""
+    """Return the accuracy of the most frequent answer of each question's type, which needs no
+    video; NaN of no rows.
+    """
     answers: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for row in rows:
         answers[row.type][row.video, row.question_id] = row.expected
@@ -45,7 +51,9 @@ def score_majority(rows: Iterable[AnswerRow]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyDifference:
-    """Accuracy of one memory less that of another, with its 95 % interval; `n` questions about `videos` videos."""
+    """Accuracy of one memory less that of another, with its 95 % interval; `n` questions about
+    `videos` videos.
+    """
 
     share: float
     low: float
@@ -55,7 +63,9 @@ class AccuracyDifference:
 
 
 def bootstrap(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of scores by video, at least one, by bootstrap over videos."""
+    """Return the 95 % interval of the mean of scores by video, at least one, by bootstrap over
+    videos.
+    """
     sums = np.array([sum(found) for found in scores.values()], dtype=float)
     counts = np.array([len(found) for found in scores.values()], dtype=float)
     weights = _draw(len(sums))
@@ -63,11 +73,15 @@ def bootstrap(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> AccuracyDifference | None:
-    """Compare rows with others over the questions and delays that both answered; None if there is none.
+def compare_paired(
+    rows: Iterable[AnswerRow], others: Iterable[AnswerRow]
+) -> AccuracyDifference | None:
+    """Compare rows with others over the questions and delays that both answered; None if there is
+    none.
 
-    The interval is the widest of three: the bootstrap over videos, which is too narrow for few videos; the normal one
-    of n paired answers; and 3 / n to either side, which is that of an event that was not seen in n answers.
+    The interval is the widest of three: the bootstrap over videos, which is too narrow for few
+    videos; the normal one of n paired answers; and 3 / n to either side, which is that of an event
+    that was not seen in n answers.
     """
     known = {(row.video, row.question_id, row.delay_s): row.correct for row in others}
     scores: dict[str, list[float]] = {}
@@ -79,8 +93,10 @@ def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> Ac
     if not flat:
         return None
     low, high = bootstrap(scores)
-    share, half = sum(flat) / len(flat), max(_Z * float(np.std(flat)) / math.sqrt(len(flat)), 3 / len(flat))
-    low, high = max(-1.0, min(low, share - half)), min(1.0, max(high, share + half))
+    share = sum(flat) / len(flat)
+    half = max(_Z * float(np.std(flat)) / math.sqrt(len(flat)), 3 / len(flat))
+    low = max(-1.0, min(low, share - half))
+    high = min(1.0, max(high, share + half))
     return AccuracyDifference(share, low, high, len(flat), len(scores))
 
 
@@ -88,5 +104,7 @@ def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> Ac
 def _draw(videos: int) -> NDArray[np.float64]:
     """Return how often each draw takes each video, `[_DRAWS, videos]`."""
     rng = np.random.default_rng([17, videos])
-    found: NDArray[np.float64] = rng.multinomial(videos, np.full(videos, 1 / videos), size=_DRAWS).astype(float)
+    found: NDArray[np.float64] = rng.multinomial(
+        videos, np.full(videos, 1 / videos), size=_DRAWS
+    ).astype(float)
     return found

@@ -11,7 +11,13 @@ from typing import Any
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceError, suggest_name
 from protokv.replay.memories import MemoryVariant
-from protokv.replay.questions import ALL_QUESTION_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, plan_asks
+from protokv.replay.questions import (
+    ALL_QUESTION_TYPES,
+    DELAY_LADDER_S,
+    QuestionSchedule,
+    fit_delays,
+    plan_asks,
+)
 from protokv.replay.rows import AnswerRow, AnswerRowFile, ReplayTrial
 from protokv.replay.runner import PlannedAnswer, ReplayProgress, TrialSetup, replay_stream
 from protokv.replay.streams import ReplayStream
@@ -33,7 +39,10 @@ class ReplayPlan:
     @cached_property
     def answers(self) -> list[tuple[ReplayStream, list[PlannedAnswer]]]:
         """Every stream with every question at every delay under every memory."""
-        return [(stream, self.setup.plan_answers(stream, asked, self.variants)) for stream, asked in self.streams]
+        return [
+            (stream, self.setup.plan_answers(stream, asked, self.variants))
+            for stream, asked in self.streams
+        ]
 
     @property
     def trials(self) -> dict[str, ReplayTrial]:
@@ -41,8 +50,12 @@ class ReplayPlan:
         return {one.key: one.trial for _, planned in self.answers for one in planned}
 
     def cost(self, done: Collection[str] = ()) -> dict[str, Any]:
-        """Return the size of a run: `hours` of video up to the last questions, and `answers` that are not done."""
-        seconds = sum(max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams)
+        """Return the size of a run: `hours` of video up to the last questions, and `answers` that
+        are not done.
+        """
+        seconds = sum(
+            max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams
+        )
         return {
             "videos": len(self.streams),
             "memories": len(self.variants),
@@ -63,23 +76,40 @@ def make_replay_plan(
     intersection: bool = True,
     types: Collection[str] | None = None,
 ) -> ReplayPlan:
-    """Schedule every stream; see `plan_asks` for the arguments. Without delays, fit `wanted_s` to the streams.
+    """Schedule every stream; see `plan_asks` for the arguments. Without delays, fit `wanted_s` to
+    the streams.
 
-    ConfigError: two memories have the same name and budget, or two streams the same name; no question has one of the
-    types.
+    ConfigError: two memories have the same name and budget, or two streams the same name; no
+    question has one of the types.
     """
-    names = Counter([f"memory {one.label} at {one.budget}" for one in variants] + [f"video {s.name}" for s in streams])
+    names = Counter(
+        [f"memory {one.label} at {one.budget}" for one in variants]
+        + [f"video {s.name}" for s in streams]
+    )
     if twice := next((name for name, n in names.items() if n > 1), None):
         raise ConfigError(f"{twice} is there twice", hint="results could not be told apart")
-    known = {question.type: None for stream in streams for question in stream.questions if question.type}
+    known = {
+        question.type: None for stream in streams for question in stream.questions if question.type
+    }
     if types and known and ALL_QUESTION_TYPES not in types and not known.keys() & set(types):
         (first, *_), which = types, ", ".join(types)
-        raise ConfigError(f"no question has the type {which}", hint=suggest_name(first, known, others="or all"))
+        raise ConfigError(
+            f"no question has the type {which}", hint=suggest_name(first, known, others="or all")
+        )
     if delays_s is None:
-        rooms = [stream.length_s - question.reference_s for stream in streams for question in stream.questions]
+        rooms = [
+            stream.length_s - question.reference_s
+            for stream in streams
+            for question in stream.questions
+        ]
         delays_s = fit_delays(rooms, wanted_s)
     scheduled = [
-        (stream, plan_asks(stream.questions, delays_s, stream.length_s, intersection=intersection, types=types))
+        (
+            stream,
+            plan_asks(
+                stream.questions, delays_s, stream.length_s, intersection=intersection, types=types
+            ),
+        )
         for stream in streams
     ]
     return ReplayPlan(scheduled, variants, setup)
@@ -94,12 +124,16 @@ class ReplayFailure:
 
 
 def run_replay_plan(
-    plan: ReplayPlan, backbone: Backbone, results: AnswerRowFile, *, should_stop: Callable[[], bool] = lambda: False
+    plan: ReplayPlan,
+    backbone: Backbone,
+    results: AnswerRowFile,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AnswerRow | ReplayProgress | ReplayFailure]:
     """Run what is not done in `results` yet; every row is in the file before it is yielded.
 
-    After a video that cannot be read comes the next one. `should_stop` is called after every step. ConfigError: the
-    file holds results of another study.
+    After a video that cannot be read comes the next one. `should_stop` is called after every step.
+    ConfigError: the file holds results of another study.
     """
     results.check(plan.trials.values())
     for stream, planned in plan.answers:

@@ -1,12 +1,14 @@
-"""Questions with their reference times, read from JSON lines; when they are asked; and the comparison of two answers.
+"""Questions with their reference times, read from JSON lines; when they are asked; and the
+comparison of two answers.
 
-The reference time t0 is when the decisive evidence was last seen, if the data say so, and else the data set's query
-time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays is fair to a question about the past
-whose answer stays the same while the stream goes on: it is `retrospective` (same section).
+The reference time t0 is when the decisive evidence was last seen, if the data say so, and else the
+data set's query time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays
+is fair to a question about the past whose answer stays the same while the stream goes on: it is
+`retrospective` (same section).
 
-A question can be asked at delay Delta if and only if t0 + Delta is not beyond the end of its stream (appendix "Dataset
-Selection for Query-Delay Sweep"). By default it is asked only if every delay fits, so that all points of a curve have
-the same questions.
+A question can be asked at delay Delta if and only if t0 + Delta is not beyond the end of its stream
+(appendix "Dataset Selection for Query-Delay Sweep"). By default it is asked only if every delay
+fits, so that all points of a curve have the same questions.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from protokv.texts import check_question_text
 DelayStart = Literal["evidence", "query", "end"]
 
 ASK_SLACK_S = 1e-6  # container durations are rounded: an ask this far after the end still counts
-DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)  # by default
+# by default
+DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
 ALL_QUESTION_TYPES = "all"
 
 
@@ -39,10 +42,13 @@ class ReplayQuestion:
     text: str
     answer: str
     type: str  # as the data set has it; may be empty
-    reference_s: float  # t0, seconds of stream time; infinite for the end of a stream that is not opened yet
-    reference: DelayStart  # the meaning of t0: end of the evidence, query time of the data set, or end of the stream
+    # t0, seconds of stream time; infinite for the end of a stream that is not opened yet
+    reference_s: float
+    # the meaning of t0: end of the evidence, query time of the data set, or end of the stream
+    reference: DelayStart
     dataset: str = ""  # its benchmark; empty for any other question
-    prompt: str = ""  # the wording of the benchmark with its options, whose letter is the answer; empty: the text
+    # the wording of the benchmark with its options, whose letter is the answer; empty: the text
+    prompt: str = ""
     retrospective: bool = True  # the answer stays true while the stream goes on
 
     @property
@@ -67,16 +73,21 @@ class _Row(msgspec.Struct):
 def load_questions(path: str | Path) -> list[tuple[str | None, ReplayQuestion]]:
     """Read the questions of a JSON-lines file, each with the name of its video (`video`), or None.
 
-    A row has `question`, `answer`, optionally `type` and `id`, and its time in seconds: `evidence_s`, or else `ask_s`.
-    `lasts` is false if the answer may change while the stream goes on. SourceNotFound: there is no such file.
-    ConfigError: a row lacks something; the line is named.
+    A row has `question`, `answer`, optionally `type` and `id`, and its time in seconds:
+    `evidence_s`, or else `ask_s`. `lasts` is false if the answer may change while the stream goes
+    on. SourceNotFound: there is no such file. ConfigError: a row lacks something; the line is
+    named.
     """
     file = Path(path)
     if not file.is_file():
-        raise SourceNotFound(f"there is no file of questions at {path}", hint="name a JSONL file with --questions")
+        raise SourceNotFound(
+            f"there is no file of questions at {path}", hint="name a JSONL file with --questions"
+        )
     # Windows may mark UTF-8 at its beginning.
     lines = enumerate(file.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1)
-    return [_parse(line, f"{file.name} line {number}", number) for number, line in lines if line.strip()]
+    return [
+        _parse(line, f"{file.name} line {number}", number) for number, line in lines if line.strip()
+    ]
 
 
 def _parse(line: bytes, where: str, number: int) -> tuple[str | None, ReplayQuestion]:
@@ -88,11 +99,19 @@ def _parse(line: bytes, where: str, number: int) -> tuple[str | None, ReplayQues
     check_question_text(row.question, f"{where}: the question")
     time = row.ask_s if row.evidence_s is None else row.evidence_s
     if time is None or not row.answer.strip():
-        raise ConfigError(f"{where}: expected an answer, and evidence_s or ask_s, from which delays are counted")
+        raise ConfigError(
+            f"{where}: expected an answer, and evidence_s or ask_s, from which delays are counted"
+        )
     reference: DelayStart = "query" if row.evidence_s is None else "evidence"
     name = str(number if row.id is None else row.id)
     return row.video, ReplayQuestion(
-        name, row.question.strip(), row.answer.strip(), row.type, time, reference, retrospective=row.lasts
+        name,
+        row.question.strip(),
+        row.answer.strip(),
+        row.type,
+        time,
+        reference,
+        retrospective=row.lasts,
     )
 
 
@@ -132,9 +151,9 @@ def plan_asks(
 ) -> QuestionSchedule:
     """Plan a sweep over one stream of `length_s` seconds.
 
-    With `intersection` only questions that fit every delay. `types` are names of types, or `ALL_QUESTION_TYPES`; None:
-    retrospective questions of all types. A single delay of 0 is no sweep, and asks every question. ConfigError: there
-    is no delay.
+    With `intersection` only questions that fit every delay. `types` are names of types, or
+    `ALL_QUESTION_TYPES`; None: retrospective questions of all types. A single delay of 0 is no
+    sweep, and asks every question. ConfigError: there is no delay.
     """
     if not delays_s:
         raise ConfigError("there is no delay to ask at", hint="for example --delays 0,30s,2m")
@@ -147,7 +166,11 @@ def plan_asks(
         elif types is None and sweep and not question.retrospective:
             dropped[f"type {question.type or 'unnamed'}, whose answers change with time"] += 1
         else:
-            valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + ASK_SLACK_S]
+            valid = [
+                delay
+                for delay in delays_s
+                if question.reference_s + delay <= length_s + ASK_SLACK_S
+            ]
             if not valid or (intersection and len(valid) < len(delays_s)):
                 dropped["beyond the end of the stream" + " at some delay" * bool(valid)] += 1
             else:
@@ -157,10 +180,11 @@ def plan_asks(
 
 
 def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = DELAY_LADDER_S) -> list[float]:
-    """Choose delays that fit at least half of the questions: at most four, 0 if it is wanted, and the longest.
+    """Choose delays that fit at least half of the questions: at most four, 0 if it is wanted, and
+    the longest.
 
-    `rooms_s` are the seconds between the reference time of each question and the end of its stream. `DELAY_LADDER_S`
-    stands in for `wanted` if only 0 of them fits.
+    `rooms_s` are the seconds between the reference time of each question and the end of its stream.
+    `DELAY_LADDER_S` stands in for `wanted` if only 0 of them fits.
     """
     ordered = sorted(rooms_s)
     room = ordered[len(ordered) // 2] if ordered else 0.0
@@ -182,8 +206,11 @@ def is_expected_answer(answer: str, expected: str) -> bool:
 
 
 def score_token_f1(answer: str, expected: str) -> float:
-    """Return the harmonic mean of precision and recall of the words, without articles, as SQuAD counts them."""
-    given, wanted = Counter(_words(answer)), Counter(_words(expected))
+    """Return the harmonic mean of precision and recall of the words, without articles, as SQuAD
+    counts them.
+    """
+    given = Counter(_words(answer))
+    wanted = Counter(_words(expected))
     if not given or not wanted:
         return float(given == wanted)
     return 2 * sum((given & wanted).values()) / (sum(given.values()) + sum(wanted.values()))

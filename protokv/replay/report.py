@@ -1,7 +1,8 @@
-"""The report of a replay as plain JSON values: what the numbers depend on, and one flat list of points.
+"""The report of a replay as plain JSON values: what the numbers depend on, and one flat list of
+points.
 
-A point is a part of the questions (all, a group, a type) under a memory at a budget and a delay. Table, CSV file and
-figure show the same points.
+A point is a part of the questions (all, a group, a type) under a memory at a budget and a delay.
+Table, CSV file and figure show the same points.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ import numpy as np
 from protokv.memories import DEFAULT_MEMORY, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_question_group
 from protokv.replay.benchmarks.base import OTHER_GROUP
-from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS, bootstrap, bound_accuracy, compare_paired, score_majority
+from protokv.replay.metrics import (
+    FEW_QUESTIONS,
+    FEW_VIDEOS,
+    bootstrap,
+    bound_accuracy,
+    compare_paired,
+    score_majority,
+)
 from protokv.replay.rows import AnswerRow
 from protokv.texts import format_count
 
@@ -23,15 +31,37 @@ ReplayReport = Mapping[str, Any]
 _Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
 
 REPORT_COLUMNS: Final = (
-    "part", "name", "memory", "budget", "delay_s", "n", "videos", "accuracy", "low", "high", "thin", "points", "than",
-    "difference", "difference_low", "difference_high", "ttft_ms_median", "ttft_ms_p95", "total_ms_median",
-    "total_ms_p95", "step_ms", "context_tokens", "state_bytes", "compression",
-)  # fmt: skip
+    "part",
+    "name",
+    "memory",
+    "budget",
+    "delay_s",
+    "n",
+    "videos",
+    "accuracy",
+    "low",
+    "high",
+    "thin",
+    "points",
+    "than",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "ttft_ms_median",
+    "ttft_ms_p95",
+    "total_ms_median",
+    "total_ms_p95",
+    "step_ms",
+    "context_tokens",
+    "state_bytes",
+    "compression",
+)
 """The values of a point.
 
-`low` and `high` are the wider one of Wilson's interval and of a bootstrap over videos; `thin`: few questions or videos.
-`points` are those of a judge. `difference` is the accuracy less that of the memory `than` on the
-same questions: the default memory, or the first one, at the same budget; for that memory itself, the full cache.
+`low` and `high` are the wider one of Wilson's interval and of a bootstrap over videos; `thin`: few
+questions or videos. `points` are those of a judge. `difference` is the accuracy less that of the
+memory `than` on the same questions: the default memory, or the first one, at the same budget; for
+that memory itself, the full cache.
 """
 
 _STARTS: Final = {
@@ -47,9 +77,10 @@ def summarise_answers(
     """Return the report of at least one answer.
 
     - `facts`: name -> text of everything that the numbers depend on.
-    - `videos`, `questions`, `delays_s`, `groups`: what was asked; groups in the order of the data set, none if all
-      questions are of one.
-    - `floor`, `floors`: accuracy of the most frequent answer of each question's type: of all, and by group.
+    - `videos`, `questions`, `delays_s`, `groups`: what was asked; groups in the order of the data
+      set, none if all questions are of one.
+    - `floor`, `floors`: accuracy of the most frequent answer of each question's type: of all, and
+      by group.
     - `points`: by `REPORT_COLUMNS`.
     - `means`: of a benchmark, the numbers that papers print, for every memory, budget and delay.
 
@@ -57,10 +88,16 @@ def summarise_answers(
     """
     grouped = {row.type: group(row.type, row.dataset) for row in rows}
     groups = _order_groups(rows, set(grouped.values()))
-    floors = {name: score_majority([row for row in rows if grouped[row.type] == name]) for name in groups}
+    floors = {
+        name: score_majority([row for row in rows if grouped[row.type] == name]) for name in groups
+    }
     cells: dict[tuple[Any, ...], list[AnswerRow]] = {}
     for row in rows:
-        parts = [("all", "all"), ("type", row.type), *([("group", grouped[row.type])] if groups else [])]
+        parts = [
+            ("all", "all"),
+            ("type", row.type),
+            *([("group", grouped[row.type])] if groups else []),
+        ]
         for part in parts:
             cells.setdefault((*part, row.memory, row.budget, row.delay_s), []).append(row)
     return {
@@ -77,9 +114,17 @@ def summarise_answers(
 
 
 def _order_groups(rows: Sequence[AnswerRow], present: set[str]) -> list[str]:
-    datasets = [BENCHMARKS[name] for name in dict.fromkeys(row.dataset for row in rows) if name in BENCHMARKS]
+    datasets = [
+        BENCHMARKS[name]
+        for name in dict.fromkeys(row.dataset for row in rows)
+        if name in BENCHMARKS
+    ]
     known = [kind.group for benchmark in datasets for kind in benchmark.types]
-    found = [name for name in dict.fromkeys((*known, *sorted(present))) if name in present and name != OTHER_GROUP]
+    found = [
+        name
+        for name in dict.fromkeys((*known, *sorted(present)))
+        if name in present and name != OTHER_GROUP
+    ]
     found += [OTHER_GROUP] * (OTHER_GROUP in present)
     return found if len(found) > 1 else []
 
@@ -93,7 +138,12 @@ def _list_points(cells: _Cells) -> Iterator[dict[str, Any]]:
         other = full if memory == own else None if memory == FullConfig.name else (own, budget)
         others = cells.get((part, name, *other, delay_s), ()) if other is not None else ()
         label = dict(zip(REPORT_COLUMNS, (part, name, memory, budget, delay_s), strict=False))
-        yield label | _measure_accuracy(rows) | _measure_difference(rows, others) | _measure_costs(rows)
+        yield (
+            label
+            | _measure_accuracy(rows)
+            | _measure_difference(rows, others)
+            | _measure_costs(rows)
+        )
 
 
 def _measure_accuracy(rows: Sequence[AnswerRow]) -> dict[str, Any]:
@@ -148,31 +198,52 @@ def _list_means(cells: _Cells) -> Iterator[dict[str, Any]]:
                 scores.setdefault(row.type, []).append(row.correct)
             shares = {kind: sum(found) / len(found) for kind, found in scores.items()}
             for name, share in BENCHMARKS[rows[0].dataset].means(shares).items():
-                label = {"name": name, "memory": memory, "budget": budget, "delay_s": delay_s, "n": len(rows)}
+                label = {
+                    "name": name,
+                    "memory": memory,
+                    "budget": budget,
+                    "delay_s": delay_s,
+                    "n": len(rows),
+                }
                 yield label | {"official": round(share, 4)}
 
 
 def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
-    first, questions = rows[0], {(row.video, row.question_id): row for row in rows}
+    first = rows[0]
+    questions = {(row.video, row.question_id): row for row in rows}
     starts = Counter(row.reference for row in questions.values())
     per_step = max(
-        row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1) / row.asked_s if row.asked_s else 0
+        row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1) / row.asked_s
+        if row.asked_s
+        else 0
         for row in rows
     )
     videos, with_words = (
-        {row.video for row in found} for found in (rows, [r for r in rows if "subtitles" in r.stream])
+        {row.video for row in found}
+        for found in (rows, [r for r in rows if "subtitles" in r.stream])
     )
     settings = "".join(f", {name} {value}" for name, value in first.frames.items() if name != "fps")
     facts = {
-        "asked": f"{format_count(len(questions), 'question')} about {format_count(len(videos), 'video')}",
-        "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in sorted(starts.items())),
-        "without watching": f"{score_majority(rows):.0%} right, by always the most frequent answer of a type",
-        "model": f"{first.model['name']}, {first.model['dtype']}, weights {first.model['weights_digest'][:12] or '-'}",
+        "asked": (
+            f"{format_count(len(questions), 'question')} about {format_count(len(videos), 'video')}"
+        ),
+        "delay counts from": ", ".join(
+            f"{_STARTS[name]} ({n})" for name, n in sorted(starts.items())
+        ),
+        "without watching": (
+            f"{score_majority(rows):.0%} right, by always the most frequent answer of a type"
+        ),
+        "model": (
+            f"{first.model['name']}, {first.model['dtype']}, weights "
+            f"{first.model['weights_digest'][:12] or '-'}"
+        ),
         "ran on": ", ".join(sorted({row.device for row in rows})),
         "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step{settings}",
     }
     if with_words:
-        facts["subtitles"] = f"of {format_count(len(with_words), 'video')}, in the stream and within the budget"
+        facts["subtitles"] = (
+            f"of {format_count(len(with_words), 'video')}, in the stream and within the budget"
+        )
     if first.dataset in BENCHMARKS:
         benchmark = BENCHMARKS[first.dataset]
         judges = Counter(row.judge or "the rule of the data set" for row in rows)

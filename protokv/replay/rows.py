@@ -1,7 +1,7 @@
 """Results as JSON lines: one row per question, delay and memory, appended as soon as it is known.
 
-A killed run leaves at most one torn last line, which the next run drops. A file holds one study: rows that contradict
-each other about a stream, a question, a memory or the model are refused.
+A killed run leaves at most one torn last line, which the next run drops. A file holds one study:
+rows that contradict each other about a stream, a question, a memory or the model are refused.
 """
 
 from __future__ import annotations
@@ -54,21 +54,29 @@ class ReplayTrial:
         """Fact -> value. Trials of one study agree on every fact that they share."""
         # A model has many names; its digest identifies it.
         left_out = "name" if self.model["weights_digest"] else None
-        of_benchmark = {"the data set": self.dataset, "the prompt": self.prompt_hash, "the frames": self.frames}
+        of_benchmark = {
+            "the data set": self.dataset,
+            "the prompt": self.prompt_hash,
+            "the frames": self.frames,
+        }
         return (of_benchmark if self.dataset else {}) | {
             "the protocol": self.protocol,
             "the model": {name: value for name, value in self.model.items() if name != left_out},
             "the decoding": self.decoding,
             f"the stream {self.video}": self.stream,
             f"question {self.question_id} about {self.video}": {
-                "text": self.question, "expected answer": self.expected, "reference time": self.reference_s
+                "text": self.question,
+                "expected answer": self.expected,
+                "reference time": self.reference_s,
             },
             f"the memory {self.memory} at {self.budget} tokens": self.config,
-        }  # fmt: skip
+        }
 
     @property
     def key(self) -> str:
-        """Everything that decides the answer, as one canonical text: equal keys are the same trial."""
+        """Everything that decides the answer, as one canonical text: equal keys are the same
+        trial.
+        """
         where = [self.video, self.question_id, self.memory, self.budget, self.delay_s]
         return json.dumps([where, self.study], sort_keys=True, ensure_ascii=False)
 
@@ -84,7 +92,8 @@ class AnswerRow(ReplayTrial):
     total_ms: float  # from the question's arrival to the last token
     context_tokens: int  # tokens of the stream that attention could see; the prompt is not counted
     state_bytes: int  # of the memory
-    step_ms: float  # mean time of a step until then, with encoding and without the shared vision tower
+    # mean time of a step until then, with encoding and without the shared vision tower
+    step_ms: float
     tokens_seen: int  # visual tokens of the stream until then
     device: str
     points: float | None = None  # of the judge, from 0 to 5
@@ -92,23 +101,30 @@ class AnswerRow(ReplayTrial):
 
 
 def read_answer_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
-    """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
+    """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last
+    one.
 
-    SourceNotFound: a file does not exist. ConfigError: as `parse_answer_rows`, or the rows are of different studies.
+    SourceNotFound: a file does not exist. ConfigError: as `parse_answer_rows`, or the rows are of
+    different studies.
     """
     rows: dict[str, AnswerRow] = {}
     facts: dict[str, Any] = {}
     for path in map(Path, paths):
         if not path.is_file():
-            raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
+            raise SourceNotFound(
+                f"there are no results at {path}", hint="protokv replay ... -o results.jsonl"
+            )
         for number, row in parse_answer_rows(path, AnswerRow):
-            _check_study(facts, row, f"{path} line {number} is", "show the results of each study by itself")
+            _check_study(
+                facts, row, f"{path} line {number} is", "show the results of each study by itself"
+            )
             rows[row.key] = row
     return list(rows.values())
 
 
 def parse_answer_rows(path: Path, kind: type[_R]) -> Iterator[tuple[int, _R]]:
-    """Yield each row of a file with the number of its line; a torn last line is left out, and so are unknown keys.
+    """Yield each row of a file with the number of its line; a torn last line is left out, and so
+    are unknown keys.
 
     ConfigError: a line that is not the last one is no row, or a packed file is damaged.
     """
@@ -119,15 +135,21 @@ def parse_answer_rows(path: Path, kind: type[_R]) -> Iterator[tuple[int, _R]]:
                 yield number, msgspec.json.decode(line, type=kind)
         except msgspec.DecodeError as error:
             if number < len(lines):
-                raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error
+                raise ConfigError(
+                    f"{path} line {number} is not a row of results: {error}"
+                ) from error
 
 
 def _check_study(facts: dict[str, Any], trial: ReplayTrial, where: str, hint: str) -> None:
-    """Add the facts of a trial to those of a study. ConfigError: it contradicts one; names it with both values."""
+    """Add the facts of a trial to those of a study. ConfigError: it contradicts one; names it with
+    both values.
+    """
     for name, value in trial.study.items():
         if name in facts and facts[name] != value:
             was, now = _differ(facts[name], value)
-            raise ConfigError(f"{where} of another study: {name} had {was} and now has {now}", hint=hint)
+            raise ConfigError(
+                f"{where} of another study: {name} had {was} and now has {now}", hint=hint
+            )
         facts[name] = value
 
 
@@ -146,9 +168,13 @@ _ROW_START: Final = b'{"video": '
 
 
 def read_results_text(path: Path) -> str:
-    """Return a file of results as text, unpacked if it ends in .gz. ConfigError: it cannot be read."""
+    """Return a file of results as text, unpacked if it ends in .gz. ConfigError: it cannot be
+    read.
+    """
     try:
-        return (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+        return (
+            gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        ).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as results: {error}") from error
 
@@ -157,7 +183,9 @@ def cut_torn_answer_row(path: Path, start: bytes) -> None:
     """Cut off a torn last line. ConfigError: it does not begin like a row, with `start`."""
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     if torn and torn[: len(start)] != start[: len(torn)]:
-        raise ConfigError(f"{path} does not end in a row of results", hint="name another file with -o")
+        raise ConfigError(
+            f"{path} does not end in a row of results", hint="name another file with -o"
+        )
     if torn:
         path.write_bytes(whole + newline)
 
@@ -166,7 +194,9 @@ class AnswerRowFile:
     """A file that rows are appended to, and its `rows` by key."""
 
     def __init__(self, path: str | Path, *, start_over: bool = False) -> None:
-        """Read the rows that are done; cut off a torn last line. ConfigError: the file holds something else."""
+        """Read the rows that are done; cut off a torn last line. ConfigError: the file holds
+        something else.
+        """
         self._path = Path(path)
         if start_over or not self._path.exists():
             self._path.write_text("", encoding="utf-8")
@@ -185,4 +215,9 @@ class AnswerRowFile:
         for row in self.rows.values():
             facts.update(row.study)
         for trial in trials:
-            _check_study(facts, trial, f"{self._path} holds results", "name another file with -o, or use --force")
+            _check_study(
+                facts,
+                trial,
+                f"{self._path} holds results",
+                "name another file with -o, or use --force",
+            )

@@ -1,8 +1,8 @@
 """The pass: watch a stream once, and ask every question at each delay under every memory.
 
-All memories share the embedding of a step. Latencies run from the question to the first and the last token, after one
-answer that is not counted. A benchmark's own query is asked before the first step with a later frame; a delayed one
-after the step that reaches its time.
+All memories share the embedding of a step. Latencies run from the question to the first and the
+last token, after one answer that is not counted. A benchmark's own query is asked before the first
+step with a later frame; a delayed one after the step that reaches its time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.memories import MemoryVariant
-from protokv.replay.questions import ASK_SLACK_S, DelayedQuestion, QuestionSchedule, is_expected_answer
+from protokv.replay.questions import (
+    ASK_SLACK_S,
+    DelayedQuestion,
+    QuestionSchedule,
+    is_expected_answer,
+)
 from protokv.replay.rows import AnswerRow, ReplayTrial
 from protokv.replay.streams import ReplayStream
 from protokv.words.transcript import Transcript
@@ -43,11 +48,16 @@ class TrialSetup:
     frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings
 
     @classmethod
-    def of(cls, backbone: Backbone, benchmark: Benchmark | None = None, *, fps: float | None = None) -> Self:
-        """Return the setup of a backbone: unless `fps` is given, at the rate of the benchmark, or at its own."""
+    def of(
+        cls, backbone: Backbone, benchmark: Benchmark | None = None, *, fps: float | None = None
+    ) -> Self:
+        """Return the setup of a backbone: unless `fps` is given, at the rate of the benchmark, or
+        at its own.
+        """
         decoding = _SHORT_ANSWER
         if benchmark is not None:
-            fps, decoding = fps or benchmark.fps, Decoding(max_new_tokens=benchmark.max_new_tokens)
+            fps = fps or benchmark.fps
+            decoding = Decoding(max_new_tokens=benchmark.max_new_tokens)
         rate = backbone.default_fps if fps is None else fps
         # The digests of the weights identify the model, not the commit of the hub.
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
@@ -57,10 +67,16 @@ class TrialSetup:
         self, stream: ReplayStream, plan: QuestionSchedule, variants: Sequence[MemoryVariant]
     ) -> list[PlannedAnswer]:
         """Return everything that is asked about a stream, memory by memory."""
-        asked = [(variant, ask, self._trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
+        asked = [
+            (variant, ask, self._trial(stream, ask, variant))
+            for variant in variants
+            for ask in plan.asks
+        ]
         return [PlannedAnswer(variant, ask, trial, trial.key) for variant, ask, trial in asked]
 
-    def _trial(self, stream: ReplayStream, ask: DelayedQuestion, variant: MemoryVariant) -> ReplayTrial:
+    def _trial(
+        self, stream: ReplayStream, ask: DelayedQuestion, variant: MemoryVariant
+    ) -> ReplayTrial:
         question = ask.question
         return ReplayTrial(
             video=stream.name,
@@ -96,7 +112,9 @@ class PlannedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """How much of a stream was watched, after every step; a blind memory's own clock does not move."""
+    """How much of a stream was watched, after every step; a blind memory's own clock does not
+    move.
+    """
 
     video: str
     length_s: float
@@ -128,14 +146,19 @@ class _Run:
         self, now: ReplayProgress, until_s: float, decoding: Decoding, causal: bool | None
     ) -> Iterator[AnswerRow]:
         """Ask what is due at a stream time: causal queries, the others, or all."""
-        due = [one for one in self.left if one.ask.at_s <= until_s and causal in (None, one.ask.question.causal)]
+        due = [
+            one
+            for one in self.left
+            if one.ask.at_s <= until_s and causal in (None, one.ask.question.causal)
+        ]
         keys = {one.key for one in due}
         self.left = [one for one in self.left if one.key not in keys]
         for one in due:
             yield self._ask(one.trial, now, decoding)
 
     def _ask(self, trial: ReplayTrial, now: ReplayProgress, decoding: Decoding) -> AnswerRow:
-        session, text = self.session, trial.prompt or trial.question
+        session = self.session
+        text = trial.prompt or trial.question
         if not self.warm:
             session.ask(text, decoding)
             self.warm = True
@@ -168,15 +191,21 @@ def replay_stream(
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AnswerRow | ReplayProgress]:
-    """Watch a stream once, and ask its questions under every memory; a memory without a question is not run.
+    """Watch a stream once, and ask its questions under every memory; a memory without a question is
+    not run.
 
-    Yields a `ReplayProgress` after every step, when `should_stop` is called, and an `AnswerRow` for each answer.
+    Yields a `ReplayProgress` after every step, when `should_stop` is called, and an `AnswerRow` for
+    each answer.
     """
     left: dict[MemoryVariant, list[PlannedAnswer]] = {}
     for one in asked:
         left.setdefault(one.variant, []).append(one)
     runs = [
-        _Run(Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()]), variant, own)
+        _Run(
+            Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()]),
+            variant,
+            own,
+        )
         for variant, own in left.items()
     ]
     now = ReplayProgress(stream.name, stream.length_s)

@@ -27,24 +27,33 @@ class ReplayStream(ABC):
         """Yield its steps in order."""
 
     def words(self, start_s: float, end_s: float) -> list[str]:
-        """Return the subtitles of a step [start_s, end_s); none by default. Steps are asked for once, in order."""
+        """Return the subtitles of a step [start_s, end_s); none by default. Steps are asked for
+        once, in order.
+        """
         return []
 
 
 class VideoFileStream(ReplayStream):
     """A video file."""
 
-    def __init__(self, path: str | Path, questions: Sequence[ReplayQuestion], subtitles: str = SUBTITLES_OFF) -> None:
-        """Open the file to learn its length, and read the subtitles that enter the stream (`find_subtitles`), if any.
+    def __init__(
+        self, path: str | Path, questions: Sequence[ReplayQuestion], subtitles: str = SUBTITLES_OFF
+    ) -> None:
+        """Open the file to learn its length, and read the subtitles that enter the stream
+        (`find_subtitles`), if any.
 
-        SourceError: it or its subtitles cannot be read, or it says no length or has none in the wanted language.
+        SourceError: it or its subtitles cannot be read, or it says no length or has none in the
+        wanted language.
         """
         self._path = path
         with open_source(path) as source:
             info = source.info
             if info.duration_s is None:
-                raise SourceUnreadable(f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT")
-            self.name, self.length_s = info.name, info.duration_s
+                raise SourceUnreadable(
+                    f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT"
+                )
+            self.name = info.name
+            self.length_s = info.duration_s
             self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
             self._words = find_subtitles(source, Path(path), subtitles)
         if self._words.record:
@@ -67,18 +76,25 @@ class VideoFileStream(ReplayStream):
 def open_replay_videos(
     sources: Sequence[str | Path], questions: str | Path, subtitles: str = SUBTITLES_OFF
 ) -> list[ReplayStream]:
-    """Open video files with their questions and subtitles; a row without the name of a video is about the only one.
+    """Open video files with their questions and subtitles; a row without the name of a video is
+    about the only one.
 
-    SourceError: a file is missing or cannot be read. ConfigError: a question is about another video, or names none of
-    several.
+    SourceError: a file is missing or cannot be read. ConfigError: a question is about another
+    video, or names none of several.
     """
     own: dict[str, list[ReplayQuestion]] = {str(source): [] for source in sources}
-    by_name = {name: str(source) for source in sources for name in (Path(source).name, Path(source).stem, str(source))}
+    by_name = {
+        name: str(source)
+        for source in sources
+        for name in (Path(source).name, Path(source).stem, str(source))
+    }
     for video, question in load_questions(questions):
         if video is None and len(own) > 1:
             why = f"question {question.id} names no video, and there are {len(own)}"
             raise ConfigError(why, hint='add "video": "NAME" to its row')
         if video is not None and video not in by_name:
-            raise ConfigError(f"question {question.id} is about {video}, which is none of the sources")
+            raise ConfigError(
+                f"question {question.id} is about {video}, which is none of the sources"
+            )
         own[next(iter(own)) if video is None else by_name[video]].append(question)
     return [VideoFileStream(source, found, subtitles) for source, found in own.items()]

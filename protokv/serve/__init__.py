@@ -6,4 +6,11 @@ from protokv.serve.app import ServerLimits, build_app, make_uvicorn_config
 from protokv.serve.sessions import FedSessionLimits, FedSessions
 from protokv.serve.states import StateFolder
 
-__all__ = ["FedSessionLimits", "FedSessions", "ServerLimits", "StateFolder", "build_app", "make_uvicorn_config"]
+__all__ = [
+    "FedSessionLimits",
+    "FedSessions",
+    "ServerLimits",
+    "StateFolder",
+    "build_app",
+    "make_uvicorn_config",
+]

@@ -1,8 +1,9 @@
 """Who may ask: with a token those who send it, without one the programs of this machine.
 
-A page of another site can make a browser send requests here. Its name for this machine, its `Origin` or
-`Sec-Fetch-Site` tells it: a server without a token answers only to names of this machine, and no other site.
-See https://fetch.spec.whatwg.org/#origin-header and https://www.w3.org/TR/fetch-metadata.
+A page of another site can make a browser send requests here. Its name for this machine, its
+`Origin` or `Sec-Fetch-Site` tells it: a server without a token answers only to names of this
+machine, and no other site. See https://fetch.spec.whatwg.org/#origin-header and
+https://www.w3.org/TR/fetch-metadata.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class AccessCheck:
     def __init__(self, token: str | None) -> None:
         """Remember what must be sent; None: nothing. ConfigError if the token cannot be sent."""
         if token is not None and not _TOKEN.fullmatch(token):
-            raise ConfigError("a token has at least one character, all of them visible ASCII", hint="such as 2fa86e1d")
+            raise ConfigError(
+                "a token has at least one character, all of them visible ASCII",
+                hint="such as 2fa86e1d",
+            )
         self._token = None if token is None else token.encode()
 
     def check(self, headers: Headers) -> None:
@@ -39,14 +43,21 @@ class AccessCheck:
         # Of two such headers a proxy may read the other one.
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        if not hmac.compare_digest(token.strip().encode(), self._token) or scheme.lower() != "bearer":
-            raise HTTPException(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+        if (
+            not hmac.compare_digest(token.strip().encode(), self._token)
+            or scheme.lower() != "bearer"
+        ):
+            raise HTTPException(
+                401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"}
+            )
 
     def _check_site(self, headers: Headers) -> None:
         host = headers.get("host", "").lower()
         named = _HOST.fullmatch(host)
         if named is None or named[1] not in _LOOPBACK:
-            raise HTTPException(403, "this server is not known by that name; use a token, or localhost")
+            raise HTTPException(
+                403, "this server is not known by that name; use a token, or localhost"
+            )
         origin = headers.get("origin")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or (
             origin is not None and origin.lower() != f"http://{host}"

@@ -1,7 +1,8 @@
-"""The web application: routes, and errors as OpenAI has them. Knows neither how states are read nor what is asked.
+"""The web application: routes, and errors as OpenAI has them. Knows neither how states are read nor
+what is asked.
 
-There is one model, so one thread answers and watches, one question or frame after another. A question beyond the
-limits is refused at once; an answer that takes too long is cut off.
+There is one model, so one thread answers and watches, one question or frame after another. A
+question beyond the limits is refused at once; an answer that takes too long is cut off.
 """
 
 from __future__ import annotations
@@ -52,13 +53,19 @@ class _TooMuch(ProtoKVError):
 
 
 def build_app(
-    states: StateFolder, *, token: str | None = None, limits: ServerLimits | None = None, fed: FedSessions | None = None
+    states: StateFolder,
+    *,
+    token: str | None = None,
+    limits: ServerLimits | None = None,
+    fed: FedSessions | None = None,
 ) -> Starlette:
-    """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this machine may ask.
+    """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this
+    machine may ask.
 
     With `fed`, clients may feed sessions. ConfigError: no client could send the token.
     """
-    server, page = _Server(states, AccessCheck(token), limits or ServerLimits(), fed), WebPage(states)
+    server = _Server(states, AccessCheck(token), limits or ServerLimits(), fed)
+    page = WebPage(states)
     feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
         routes=[
@@ -76,7 +83,9 @@ def build_app(
 
 
 def make_uvicorn_config(app: Starlette, host: str, port: int) -> uvicorn.Config:
-    """Return how uvicorn serves an application: at most 128 connections. It logs to `logging` alone."""
+    """Return how uvicorn serves an application: at most 128 connections. It logs to `logging`
+    alone.
+    """
     return uvicorn.Config(
         app,
         host=host,
@@ -95,8 +104,17 @@ def make_uvicorn_config(app: Starlette, host: str, port: int) -> uvicorn.Config:
 
 
 class _Server:
-    def __init__(self, states: StateFolder, access: AccessCheck, limits: ServerLimits, fed: FedSessions | None) -> None:
-        self._states, self._access, self._limits, self._fed = states, access, limits, fed
+    def __init__(
+        self,
+        states: StateFolder,
+        access: AccessCheck,
+        limits: ServerLimits,
+        fed: FedSessions | None,
+    ) -> None:
+        self._states = states
+        self._access = access
+        self._limits = limits
+        self._fed = fed
         self._pool = ThreadPoolExecutor(1, "protokv-serve")
         self._waiting = 0
 
@@ -123,32 +141,46 @@ class _Server:
         """Return the routes by which sessions are fed."""
 
         async def begin(request: Request) -> Response:
-            asked = sessions.parse_session_request(await self._body(request, self._limits.body_bytes))
+            asked = sessions.parse_session_request(
+                await self._body(request, self._limits.body_bytes)
+            )
             return JSONResponse(await self._work(fed.open, asked), 201)
 
         async def push(request: Request) -> Response:
-            name, given = request.path_params["name"], request.query_params.get("time_s")
+            name = request.path_params["name"]
+            given = request.query_params.get("time_s")
             try:
                 time_s = None if given is None else float(given)
             except ValueError:
                 raise ConfigError("time_s: expected seconds") from None
             with (one := fed.find(name)).admit(fed.limits.frames_per_second):
                 body = await self._body(request, fed.limits.frame_bytes)
-                image = await anyio.to_thread.run_sync(sessions.decode_uploaded_frame, body, fed.limits.frame_pixels)
+                image = await anyio.to_thread.run_sync(
+                    sessions.decode_uploaded_frame, body, fed.limits.frame_pixels
+                )
                 return JSONResponse(await self._work(fed.push, name, one, image, time_s))
 
         async def end(request: Request) -> Response:
             return JSONResponse(await self._work(fed.close, request.path_params["name"]))
 
-        each = ((path, begin, "POST"), (path + "/{name}/frame", push, "POST"), (path + "/{name}", end, "DELETE"))
-        return [Route(where, self.guard(handler), methods=[method]) for where, handler, method in each]
+        each = (
+            (path, begin, "POST"),
+            (path + "/{name}/frame", push, "POST"),
+            (path + "/{name}", end, "DELETE"),
+        )
+        return [
+            Route(where, self.guard(handler), methods=[method]) for where, handler, method in each
+        ]
 
     async def models(self, request: Request) -> Response:
         """List all states, or answer with the one that is named."""
         one = request.path_params.get("name")
         found = self._states.list_all() if one is None else {one: self._states.find(one)}
         times = {name: self._states.read_commit_time(path) for name, path in found.items()}
-        models = [{"id": name, "object": "model", "created": s, "owned_by": "protokv"} for name, s in times.items()]
+        models = [
+            {"id": name, "object": "model", "created": s, "owned_by": "protokv"}
+            for name, s in times.items()
+        ]
         return JSONResponse({"object": "list", "data": models} if one is None else models[0])
 
     def guard(self, handler: _Handler) -> _Handler:
@@ -162,22 +194,32 @@ class _Server:
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, whole or in pieces."""
-        asked = chat.parse_chat_request(await self._body(request, self._limits.body_bytes), self._states.decoding)
+        asked = chat.parse_chat_request(
+            await self._body(request, self._limits.body_bytes), self._states.decoding
+        )
         path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
-        pieces, reply = self._ask(asked, path, request), chat.ChatCompletion(asked, self._states.decode)
+        pieces = self._ask(asked, path, request)
+        reply = chat.ChatCompletion(asked, self._states.decode)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
-            return StreamingResponse(reply.stream(item, pieces, _describe), media_type="text/event-stream")
+            return StreamingResponse(
+                reply.stream(item, pieces, _describe), media_type="text/event-stream"
+            )
         while not isinstance(item, Answer):
             item = await anext(pieces)
         return JSONResponse(reply.whole(item))
 
-    async def _ask(self, asked: chat.ChatRequest, path: Path, request: Request) -> AsyncIterator[str | Answer]:
-        """Yield pieces of the answer, and last the answer; raise what the thread raised. End when the client leaves."""
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | Answer | BaseException]()
+    async def _ask(
+        self, asked: chat.ChatRequest, path: Path, request: Request
+    ) -> AsyncIterator[str | Answer]:
+        """Yield pieces of the answer, and last the answer; raise what the thread raised. End when
+        the client leaves.
+        """
+        loop = asyncio.get_running_loop()
+        queue = asyncio.Queue[str | Answer | BaseException]()
         until_s = time.monotonic() + self._limits.answer_s
         left = False
 
@@ -199,7 +241,9 @@ class _Server:
                 send(last)
 
         self._waiting += 1
-        work = self._pool.submit(self._answer, asked, path, send, lambda: left or time.monotonic() > until_s)
+        work = self._pool.submit(
+            self._answer, asked, path, send, lambda: left or time.monotonic() > until_s
+        )
         work.add_done_callback(end)
         watcher = asyncio.create_task(watch())
         try:
@@ -207,7 +251,9 @@ class _Server:
                 try:
                     item = await asyncio.wait_for(queue.get(), max(0.0, until_s - time.monotonic()))
                 except TimeoutError:
-                    raise _TooMuch(f"no answer in {self._limits.answer_s:g} s; ask again later") from None
+                    raise _TooMuch(
+                        f"no answer in {self._limits.answer_s:g} s; ask again later"
+                    ) from None
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -219,11 +265,19 @@ class _Server:
             watcher.cancel()
 
     def _answer(
-        self, asked: chat.ChatRequest, path: Path, send: Callable[[str], None], stop: Callable[[], bool]
+        self,
+        asked: chat.ChatRequest,
+        path: Path,
+        send: Callable[[str], None],
+        stop: Callable[[], bool],
     ) -> Answer | None:
         """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
         pieces = self._states.open_session(path).stream(
-            asked.text, asked.decoding, evidence=asked.evidence, turns=asked.turns, system=asked.system
+            asked.text,
+            asked.decoding,
+            evidence=asked.evidence,
+            turns=asked.turns,
+            system=asked.system,
         )
         while not stop():
             try:
@@ -247,7 +301,9 @@ class _Server:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """Return what to say of an error, and its status; what a fault of the server was is in its log alone."""
+    """Return what to say of an error, and its status; what a fault of the server was is in its log
+    alone.
+    """
     if isinstance(error, HTTPException):
         return error.detail, error.status_code
     if not isinstance(error, ProtoKVError):
@@ -260,7 +316,12 @@ def _explain(error: Exception) -> tuple[str, int]:
 def _describe(error: Exception) -> dict[str, Any]:
     message, status = _explain(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": shorten_text(" ".join(message.split())), "type": kind, "param": None, "code": None}
+    return {
+        "message": shorten_text(" ".join(message.split())),
+        "type": kind,
+        "param": None,
+        "code": None,
+    }
 
 
 async def _refuse(_: Request, error: Exception) -> Response:

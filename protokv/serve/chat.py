@@ -1,7 +1,8 @@
-"""The part of OpenAI's chat completions that a state can answer: requests, checked field by field, and replies.
+"""The part of OpenAI's chat completions that a state can answer: requests, checked field by field,
+and replies.
 
-A state keeps no conversation: each request brings all of it. Fields that a state cannot serve are refused by name.
-See https://platform.openai.com/docs/api-reference/chat.
+A state keeps no conversation: each request brings all of it. Fields that a state cannot serve are
+refused by name. See https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "n": ((1, None), "a state gives 1 answer; ask again with another seed"),
     "tools": ((None, []), "a state answers in text and calls nothing"),
     "functions": ((None, []), "a state answers in text and calls nothing"),
-    "logit_bias": ((None, {}), "supported are temperature, top_p, presence_penalty and frequency_penalty"),
-    "response_format": ((None, {"type": "text"}), 'supported is {"type": "text"}; ask for JSON in the question'),
+    "logit_bias": (
+        (None, {}),
+        "supported are temperature, top_p, presence_penalty and frequency_penalty",
+    ),
+    "response_format": (
+        (None, {"type": "text"}),
+        'supported is {"type": "text"}; ask for JSON in the question',
+    ),
     "modalities": ((None, ["text"]), 'supported is ["text"]'),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A question to a state, the turns of the conversation before it, and the system prompt; see `Session.stream`."""
+    """A question to a state, the turns of the conversation before it, and the system prompt; see
+    `Session.stream`.
+    """
 
     model: str
     text: str
@@ -44,11 +53,13 @@ class ChatRequest:
     decoding: Decoding
     stream: bool
     usage: bool = False  # end the stream with the number of tokens
-    evidence: bool = False  # say on which spans of the stream the answer stands; not in OpenAI's interface
+    # say on which spans of the stream the answer stands; not in OpenAI's interface
+    evidence: bool = False
 
 
 def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
-    """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
+    """Return the request in a body; `published` is how the model chooses tokens where the request
+    does not say.
 
     ConfigError: a state cannot answer it; the field is named.
     """
@@ -68,7 +79,9 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body, which names a model. ConfigError if it asks for what a state cannot do."""
+    """Return the JSON object in a body, which names a model. ConfigError if it asks for what a
+    state cannot do.
+    """
     try:
         data = parse_strict_json(body)
     except ValueError as error:
@@ -89,7 +102,9 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
     top = _number(data, ("top_logprobs",), 0, 0, 20)
     return replace(
         published,
-        max_new_tokens=int(min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), _MOST_ANSWER_TOKENS)),
+        max_new_tokens=int(
+            min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), _MOST_ANSWER_TOKENS)
+        ),
         temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
         top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
         presence_penalty=_number(data, ("presence_penalty",), 0.0, -2.0, 2.0),
@@ -104,7 +119,11 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
 def _read_texts(data: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
     """Return the texts of a field, of which there may be one or none. ConfigError."""
     texts = [data[name]] if isinstance(data.get(name), str) else data.get(name) or []
-    if not isinstance(texts, list) or len(texts) > most or not all(isinstance(one, str) and one for one in texts):
+    if (
+        not isinstance(texts, list)
+        or len(texts) > most
+        or not all(isinstance(one, str) and one for one in texts)
+    ):
         raise ConfigError(f"{name}: expected a text, or a list of at most {most} texts")
     return tuple(texts)
 
@@ -112,15 +131,18 @@ def _read_texts(data: Mapping[str, Any], name: str, most: int) -> tuple[str, ...
 def _read_messages(messages: object) -> tuple[str, list[ChatTurn], str | None]:
     """Return the question, the turns before it, and the system prompt. ConfigError.
 
-    Messages of one role in a row are one text. What the assistant writes before the first question is left out.
+    Messages of one role in a row are one text. What the assistant writes before the first question
+    is left out.
     """
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise ConfigError("messages: expected a list of objects")
     if not any(one.get("role") == "user" for one in messages):
         raise ConfigError("messages: there is none with the role user")
-    system, texts = list[str](), list[tuple[str, str]]()
+    system = list[str]()
+    texts = list[tuple[str, str]]()
     for one in messages:
-        role, text = one.get("role"), _read_text(one.get("content"))
+        role = one.get("role")
+        text = _read_text(one.get("content"))
         if role in ("system", "developer"):
             system.append(text)
         elif role not in ("user", "assistant"):
@@ -133,7 +155,9 @@ def _read_messages(messages: object) -> tuple[str, list[ChatTurn], str | None]:
     if role != "user":
         raise ConfigError("messages: the last one must have the role user")
     check_question_text(question, "messages: the question")
-    turns = [(asked, answer) for (_, asked), (_, answer) in zip(texts[::2], texts[1::2], strict=True)]
+    turns = [
+        (asked, answer) for (_, asked), (_, answer) in zip(texts[::2], texts[1::2], strict=True)
+    ]
     return question, turns, "\n\n".join(filter(str.strip, system)) or None
 
 
@@ -148,11 +172,15 @@ def _read_text(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, least: float, most: float) -> float:
+def _number(
+    data: Mapping[str, Any], names: tuple[str, ...], default: float, least: float, most: float
+) -> float:
     name = next((one for one in names if data.get(one) is not None), None)
     value = default if name is None else data[name]
     if type(value) not in (int, float) or not least <= value <= most:
-        raise ConfigError(f"{name}: expected a number from {least:g} {f'to {most:g}' if most < 2**53 else 'on'}")
+        raise ConfigError(
+            f"{name}: expected a number from {least:g} {f'to {most:g}' if most < 2**53 else 'on'}"
+        )
     return float(value)
 
 
@@ -164,8 +192,13 @@ class ChatCompletion:
 
     def __init__(self, request: ChatRequest, decode: Callable[[list[int]], str]) -> None:
         """Begin; `decode` is the backbone's."""
-        self._request, self._decode = request, decode
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
+        self._request = request
+        self._decode = decode
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": request.model,
+        }
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the whole answer."""
@@ -175,9 +208,14 @@ class ChatCompletion:
         return {**head, "choices": [choice], "usage": _usage(answer), **_extras(answer)}
 
     async def stream(
-        self, item: str | Answer, pieces: AsyncIterator[str | Answer], describe: Callable[[ProtoKVError], Any]
+        self,
+        item: str | Answer,
+        pieces: AsyncIterator[str | Answer],
+        describe: Callable[[ProtoKVError], Any],
     ) -> AsyncIterator[str]:
-        """Yield the answer as server-sent events, piece by piece from `item` on; `describe` an error in the middle."""
+        """Yield the answer as server-sent events, piece by piece from `item` on; `describe` an
+        error in the middle.
+        """
         yield self._chunk({"role": "assistant", "content": ""})
         try:
             while not isinstance(item, Answer):
@@ -188,20 +226,39 @@ class ChatCompletion:
             return
         yield self._chunk({}, self._ending(item), **_extras(item))
         if self._request.usage:
-            yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(item)})
+            yield _event(
+                {
+                    **self._head,
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": _usage(item),
+                }
+            )
         yield "data: [DONE]\n\n"
 
-    def _chunk(self, delta: Mapping[str, Any], ending: Mapping[str, Any] = _UNENDED, **more: Any) -> str:
+    def _chunk(
+        self, delta: Mapping[str, Any], ending: Mapping[str, Any] = _UNENDED, **more: Any
+    ) -> str:
         choice = {"index": 0, "delta": delta, **ending}
-        return _event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
+        return _event(
+            {**self._head, "object": "chat.completion.chunk", "choices": [choice], **more}
+        )
 
     def _ending(self, answer: Answer) -> dict[str, Any]:
-        """Return why an answer ended, and if wanted the chances of its tokens; a stream has all of them at its end."""
+        """Return why an answer ended, and if wanted the chances of its tokens; a stream has all of
+        them at its end.
+        """
         found = None
         if answer.chances is not None:
             each = [[self._chance(one) for one in chances] for chances in answer.chances]
-            found = {"content": [{**chosen, "top_logprobs": top} for chosen, *top in each], "refusal": None}
-        return {"logprobs": found, "finish_reason": "stop" if answer.finish_reason == "stop" else "length"}
+            found = {
+                "content": [{**chosen, "top_logprobs": top} for chosen, *top in each],
+                "refusal": None,
+            }
+        return {
+            "logprobs": found,
+            "finish_reason": "stop" if answer.finish_reason == "stop" else "length",
+        }
 
     def _chance(self, one: TokenLogprob) -> dict[str, Any]:
         text = self._decode([one.id])
@@ -209,13 +266,21 @@ class ChatCompletion:
 
 
 def _extras(answer: Answer) -> dict[str, Any]:
-    """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read, and the evidence."""
-    found = dict[str, Any](stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns)
+    """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read,
+    and the evidence.
+    """
+    found = dict[str, Any](
+        stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns
+    )
     if answer.probabilities is not None:
         found["probabilities"] = answer.probabilities
     if answer.evidence is None:
         return found
-    return {**found, "evidence": [asdict(span) for span in answer.evidence.spans], "faint": answer.evidence.faint}
+    return {
+        **found,
+        "evidence": [asdict(span) for span in answer.evidence.spans],
+        "faint": answer.evidence.faint,
+    }
 
 
 def _event(data: Mapping[str, Any]) -> str:
@@ -223,5 +288,6 @@ def _event(data: Mapping[str, Any]) -> str:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    read, given = answer.context_tokens, answer.tokens
+    read = answer.context_tokens
+    given = answer.tokens
     return {"prompt_tokens": read, "completion_tokens": given, "total_tokens": read + given}

@@ -1,7 +1,8 @@
 """The page at `/`: one HTML file without an outside address, and the routes that it reads.
 
-The file has one style and one script; the policy that goes with it allows these two by their digests, pictures from the
-routes here, and nothing else. The page itself holds nothing about states, so it needs no token; its routes do.
+The file has one style and one script; the policy that goes with it allows these two by their
+digests, pictures from the routes here, and nothing else. The page itself holds nothing about
+states, so it needs no token; its routes do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class WebPage:
 
     def __init__(self, states: StateFolder) -> None:
         """Read the file."""
-        self._states, self._html = states, Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        self._states = states
+        self._html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
         self._headers = {"Content-Security-Policy": _policy(self._html), **_PRIVATE}
 
     async def index(self, _: Request) -> Response:
@@ -49,9 +51,13 @@ class WebPage:
             "model": header.backbone.name,
             "memory": header.memory.get("kind"),
             "answers": [asdict(one) for one in read_standing_answers(header)],
-            "live": log and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors},
+            "live": log
+            and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors},
             "thumbnails": [
-                {"time_s": one.time_s, "src": f"data:image/jpeg;base64,{base64.b64encode(one.jpeg).decode()}"}
+                {
+                    "time_s": one.time_s,
+                    "src": f"data:image/jpeg;base64,{base64.b64encode(one.jpeg).decode()}",
+                }
                 for one in pictures
             ],
         }
@@ -72,6 +78,7 @@ def _policy(html: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
     return (
-        f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; img-src data:; "
+        f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; img-src "
+        "data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

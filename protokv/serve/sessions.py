@@ -1,8 +1,10 @@
-"""Sessions that clients feed with frames: each is a state of the folder, held in memory while somebody feeds it.
+"""Sessions that clients feed with frames: each is a state of the folder, held in memory while
+somebody feeds it.
 
-The routes are those of vLLM's proposal (https://github.com/vllm-project/vllm/pull/53879). A session answers under its
-name, as a state does, and knows what it has seen until then. It is committed on the way, and put away when it is
-closed, too old, or not fed; who opens the name again goes on with it.
+The routes are those of vLLM's proposal (https://github.com/vllm-project/vllm/pull/53879). A session
+answers under its name, as a state does, and knows what it has seen until then. It is committed on
+the way, and put away when it is closed, too old, or not fed; who opens the name again goes on with
+it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class FedSessionLimits:
 
 
 class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What a client asks for: a name (None: a new one), sampled frames a second, and a system prompt."""
+    """What a client asks for: a name (None: a new one), sampled frames a second, and a system
+    prompt.
+    """
 
     name: str | None = None
     fps: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -68,12 +72,16 @@ def parse_session_request(body: bytes) -> _SessionRequest:
         what = "a session takes name, fps and system_prompt, and is asked at /v1/chat/completions"
         raise ConfigError(f"{escape_text(error)}; {what}") from None
     if asked.name is not None and not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]{0,63}", asked.name):
-        raise ConfigError("name: expected at most 64 letters, digits, - and _, and the first a letter or a digit")
+        raise ConfigError(
+            "name: expected at most 64 letters, digits, - and _, and the first a letter or a digit"
+        )
     return asked
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
-    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file. ConfigError; HTTPException, 413."""
+    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file. ConfigError;
+    HTTPException, 413.
+    """
     try:
         with Image.open(io.BytesIO(file), formats=("JPEG", "WEBP", "PNG")) as image:
             if image.width * image.height > most_pixels:
@@ -86,28 +94,48 @@ def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
 
 
 class _FedSession:
-    """A session while it is fed. `busy`: a frame of it is on its way; `held`: the right to write its state."""
+    """A session while it is fed. `busy`: a frame of it is on its way; `held`: the right to write
+    its state.
+    """
 
-    busy, frames, held = False, 0, ExitStack()
+    busy = False
+    frames = 0
+    held = ExitStack()
 
     def __init__(
-        self, path: Path, store: StateStore, session: Session, log: WallClockLog, options: IngestOptions
+        self,
+        path: Path,
+        store: StateStore,
+        session: Session,
+        log: WallClockLog,
+        options: IngestOptions,
     ) -> None:
-        self.path, self.session, self._store, self._log = path, session, store, log
-        self._pictures, self._every = limit_thumbnails(session, options.thumbnails), options.every or EVERY_MINUTE
-        self._time_s, self._saved = session.clock.stream_time_s, session.clock
+        self.path = path
+        self.session = session
+        self._store = store
+        self._log = log
+        self._pictures = limit_thumbnails(session, options.thumbnails)
+        self._every = options.every or EVERY_MINUTE
+        self._time_s = session.clock.stream_time_s
+        self._saved = session.clock
         self._opened_s = self._fed_s = self._saved_s = time.monotonic()
         self._second = self._in_second = 0
 
     @contextmanager
     def admit(self, most: int) -> Iterator[None]:
-        """Admit a frame, which is on its way inside the block, of at most `most` a second. HTTPException, 409, 429."""
+        """Admit a frame, which is on its way inside the block, of at most `most` a second.
+        HTTPException, 409, 429.
+        """
         if self.busy:
-            raise HTTPException(409, "a frame of this session is on its way; send the next one after its reply")
+            raise HTTPException(
+                409, "a frame of this session is on its way; send the next one after its reply"
+            )
         second = int(time.monotonic())
         self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
         if self._in_second > most:
-            raise HTTPException(429, f"a session takes at most {most} frames a second", {"Retry-After": "1"})
+            raise HTTPException(
+                429, f"a session takes at most {most} frames a second", {"Retry-After": "1"}
+            )
         self.busy = True
         try:
             yield
@@ -115,8 +143,12 @@ class _FedSession:
             self.busy = False
 
     def push(self, image: Any, time_s: float | None) -> dict[str, Any]:
-        """Watch a frame at a stream time, by default that of the clock; return the reply. ConfigError, StateError."""
-        began_s, now_s, clock = time.monotonic(), time.time(), self.session.clock
+        """Watch a frame at a stream time, by default that of the clock; return the reply.
+        ConfigError, StateError.
+        """
+        began_s = time.monotonic()
+        now_s = time.time()
+        clock = self.session.clock
         if time_s is None:
             time_s = max(self._log.stream_time(now_s), self._time_s)
         if time_s > self._time_s + _LONGEST_SILENCE_S:
@@ -129,8 +161,12 @@ class _FedSession:
         if watched and self._pictures is not None:
             shown_s = self.session.clock.stream_time_s - clock.step_seconds
             self._pictures.add(clock.steps, shown_s, make_thumbnail(image))
-        self._time_s, self.frames, self._fed_s = time_s, self.frames + 1, time.monotonic()
-        clock, saved, passed_s = self.session.clock, self._saved, self._fed_s - self._saved_s
+        self._time_s = time_s
+        self.frames = self.frames + 1
+        self._fed_s = time.monotonic()
+        clock = self.session.clock
+        saved = self._saved
+        passed_s = self._fed_s - self._saved_s
         steps = clock.steps - saved.steps
         if steps and self._every.is_due(steps, clock.stream_time_s - saved.stream_time_s, passed_s):
             self.commit()
@@ -141,7 +177,9 @@ class _FedSession:
     def is_over(self, limits: FedSessionLimits) -> bool:
         """Return True if it is too old, or nobody feeds it."""
         now_s = time.monotonic()
-        return not self.busy and (now_s > self._fed_s + limits.idle_s or now_s > self._opened_s + limits.age_s)
+        return not self.busy and (
+            now_s > self._fed_s + limits.idle_s or now_s > self._opened_s + limits.age_s
+        )
 
     def commit(self, *, complete: bool = False) -> None:
         """Write the state. StateError."""
@@ -149,36 +187,47 @@ class _FedSession:
         log = {"fingerprint": self._log.stream, "live": asdict(self._log)}
         source = {"name": self.path.stem, "kind": _KIND, "decoder": "pil", **log}
         self._store.commit(make_state(self.session, source=source, complete=complete))
-        self._saved, self._saved_s = self.session.clock, time.monotonic()
+        self._saved = self.session.clock
+        self._saved_s = time.monotonic()
 
 
 class FedSessions:
     """The sessions that are fed. `find` is for any thread, and the rest for that of the model."""
 
-    def __init__(self, states: StateFolder, options: IngestOptions, limits: FedSessionLimits | None = None) -> None:
+    def __init__(
+        self, states: StateFolder, options: IngestOptions, limits: FedSessionLimits | None = None
+    ) -> None:
         """Begin without any; they will be in the folder of `states`.
 
-        Of `options` the memory, `every`, `keep` and `thumbnails` count, and for new sessions `fps` and `system`.
+        Of `options` the memory, `every`, `keep` and `thumbnails` count, and for new sessions `fps`
+        and `system`.
         """
-        self._states, self._options, self.limits = states, options, limits or FedSessionLimits()
+        self._states = states
+        self._options = options
+        self.limits = limits or FedSessionLimits()
         self._fed = dict[str, _FedSession]()
 
     def find(self, name: str) -> _FedSession:
         """Return the session of a name. HTTPException, 404."""
         if (found := self._fed.get(name)) is None:
-            raise HTTPException(404, "no such session is fed; POST /v1/streaming/sessions with its name goes on")
+            raise HTTPException(
+                404, "no such session is fed; POST /v1/streaming/sessions with its name goes on"
+            )
         return found
 
     def open(self, asked: _SessionRequest) -> dict[str, Any]:
         """Begin a session, or go on with the state of its name; return the reply.
 
-        HTTPException: it is fed already, or there are too many. ConfigError: it cannot be as asked. StateError.
+        HTTPException: it is fed already, or there are too many. ConfigError: it cannot be as asked.
+        StateError.
         """
         name = asked.name or f"sess-{uuid.uuid4().hex[:12]}"
         if name in self._fed:
             raise HTTPException(409, "this session is fed already")
         if len(self._fed) >= self.limits.most:
-            raise HTTPException(503, f"{self.limits.most} sessions are fed already; close one, or come again later")
+            raise HTTPException(
+                503, f"{self.limits.most} sessions are fed already; close one, or come again later"
+            )
         known = self._states.list_all().get(name)
         path = known or self._states.folder / f"{name}.safetensors"
         if known is None and os.path.lexists(path):
@@ -190,11 +239,18 @@ class FedSessions:
             fed.commit()
             fed.held = held.pop_all()
             self._fed[name], self._states.fed[path] = fed, session
-        clock, model = session.clock, session.backbone.identity.name
-        return {"session_id": name, "model": model, "fps": clock.fps, "stream_time_s": clock.stream_time_s}
+        clock = session.clock
+        model = session.backbone.identity.name
+        return {
+            "session_id": name,
+            "model": model,
+            "fps": clock.fps,
+            "stream_time_s": clock.stream_time_s,
+        }
 
     def _start(self, asked: _SessionRequest) -> tuple[Session, WallClockLog]:
-        backbone, system = self._states.backbone, asked.system_prompt or self._options.system
+        backbone = self._states.backbone
+        system = asked.system_prompt or self._options.system
         backbone = backbone if system is None else backbone.with_system(system)
         session = Session.start(backbone, self._options.config, fps=asked.fps or self._options.fps)
         return session, WallClockLog(anchors=[(0.0, time.time())])
@@ -203,7 +259,9 @@ class FedSessions:
         reader = StateReader.open(path)
         log = WallClockLog.read(reader.header.source)
         if log is None or (reader.header.source or {}).get("kind") != _KIND:
-            raise StateMismatch("the state of this name is not of a session", hint="choose another name")
+            raise StateMismatch(
+                "the state of this name is not of a session", hint="choose another name"
+            )
         session = reader.session(self._states.backbone)
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
@@ -227,7 +285,9 @@ class FedSessions:
 
     def put_away(self, *, every_one: bool = False) -> None:
         """Commit and put away what is over, or every one."""
-        for name in [name for name, one in self._fed.items() if every_one or one.is_over(self.limits)]:
+        for name in [
+            name for name, one in self._fed.items() if every_one or one.is_over(self.limits)
+        ]:
             try:
                 self.close(name, complete=False)
             except Exception:

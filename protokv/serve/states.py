@@ -1,7 +1,8 @@
-"""The states of a folder by name, and the sessions that answer for them, from the last commit of each state.
+"""The states of a folder by name, and the sessions that answer for them, from the last commit of
+each state.
 
-A name is looked up among the states that exist, so no request leads out of the folder, and neither does a link. Knows
-no web.
+A name is looked up among the states that exist, so no request leads out of the folder, and neither
+does a link. Knows no web.
 """
 
 from __future__ import annotations
@@ -23,16 +24,25 @@ _MOST_SESSIONS = 8
 class StateFolder:
     """The states that are in a folder when they are asked for."""
 
-    def __init__(self, folder: str | os.PathLike[str], backbone: Backbone, most: int = _MOST_SESSIONS) -> None:
-        """Read nothing yet; `backbone` made the states, and `most` is the number of sessions to keep."""
-        self.folder, self.backbone, self._most = Path(folder), backbone, most
+    def __init__(
+        self, folder: str | os.PathLike[str], backbone: Backbone, most: int = _MOST_SESSIONS
+    ) -> None:
+        """Read nothing yet; `backbone` made the states, and `most` is the number of sessions to
+        keep.
+        """
+        self.folder = Path(folder)
+        self.backbone = backbone
+        self._most = most
         self._root = self.folder.resolve()
         self.fed = dict[Path, Session]()  # what clients feed with frames answers for itself
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
-        self.decoding, self.decode = backbone.decoding, backbone.decode
+        self.decoding = backbone.decoding
+        self.decode = backbone.decode
 
     def list_all(self) -> dict[str, Path]:
-        """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""
+        """Return the states by name: the path below the folder, without the suffix unless two
+        differ only in it.
+        """
         try:
             found = [Path(one) for one in find_fleet_states(str(self.folder))]
         except StateNotFound:
@@ -40,7 +50,9 @@ class StateFolder:
         below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}
         short = {name: name.removesuffix(Path(name).suffix) for name in below}
         alike = Counter(short.values())
-        return {short[name] if alike[short[name]] == 1 else name: one for name, one in below.items()}
+        return {
+            short[name] if alike[short[name]] == 1 else name: one for name, one in below.items()
+        }
 
     def find(self, name: str) -> Path:
         """Return where the state of a name is. StateNotFound."""
@@ -50,7 +62,9 @@ class StateFolder:
         return path
 
     def _is_inside(self, path: Path) -> bool:
-        """Return True for a file or folder that is no link out of the folder; a pipe would be waited for."""
+        """Return True for a file or folder that is no link out of the folder; a pipe would be
+        waited for.
+        """
         try:
             return (path.is_file() or path.is_dir()) and path.resolve().is_relative_to(self._root)
         except (OSError, RuntimeError):  # a link to itself
@@ -64,12 +78,15 @@ class StateFolder:
             return 0
 
     def open_session(self, path: Path) -> Session:
-        """Return the session that is fed, or that of the last commit. One thread may ask for sessions and use them.
+        """Return the session that is fed, or that of the last commit. One thread may ask for
+        sessions and use them.
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         """
         if not self._is_inside(path):
-            raise StateNotFound(f"{path.name} is not in the folder of the states, or a link that leads elsewhere")
+            raise StateNotFound(
+                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
+            )
         version = _version(path)
         if (fed := self.fed.get(path)) is not None:
             return fed

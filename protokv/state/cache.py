@@ -25,7 +25,12 @@ from protokv.core.step import StreamClock
 from protokv.core.stream_cache import StreamCacheLayer
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-from protokv.state.checkpoint import CACHE_STATE_KIND, check_state_fits, read_state_memory_config, save_state
+from protokv.state.checkpoint import (
+    CACHE_STATE_KIND,
+    check_state_fits,
+    read_state_memory_config,
+    save_state,
+)
 from protokv.state.header import State
 from protokv.state.reader import load, load_state
 from protokv.state.store import StatePath
@@ -34,8 +39,8 @@ from protokv.state.store import StatePath
 class Cache(MemoryCache):
     """The memory of a stream, in place of the cache of a model of transformers that you hold.
 
-    It holds `budget` tokens, whatever was seen. Layers with full attention read it; sliding, linear and shared layers
-    are transformers' own.
+    It holds `budget` tokens, whatever was seen. Layers with full attention read it; sliding, linear
+    and shared layers are transformers' own.
 
     Example:
         >>> import protokv
@@ -52,11 +57,12 @@ class Cache(MemoryCache):
         >>> again.seen == cache.seen
         True
 
-    `cache.step(inputs)` adds the cache, a mask of the whole length and, for M-RoPE, positions to what a processor
-    returned; `cache.question(inputs)` does so with a fork. Both are what you would write by hand:
+    `cache.step(inputs)` adds the cache, a mask of the whole length and, for M-RoPE, positions to
+    what a processor returned; `cache.question(inputs)` does so with a fork. Both are what you would
+    write by hand:
 
-        model(**inputs, past_key_values=cache)
-        model.generate(**inputs, attention_mask=torch.ones(1, cache.seen + n), past_key_values=cache.fork())
+        model(**inputs, past_key_values=cache) model.generate(**inputs, attention_mask=torch.ones(1,
+        cache.seen + n), past_key_values=cache.fork())
     """
 
     def __init__(
@@ -71,35 +77,44 @@ class Cache(MemoryCache):
         """Make an empty cache; the memory is made at the first commit.
 
         Args:
-            model_or_config: a model of transformers, or its config. Positions come from a model; with a config they are
-                taken to be consecutive.
+            model_or_config: a model of transformers, or its config. Positions come from a model;
+                with a config they are taken to be consecutive.
             budget: tokens kept, such as 6000 or "6k".
             memory: which memory (`protokv.memories`), or its settings with its budget.
-            sink: how many of the first tokens are kept for ever, unless the first commit is a prefix.
+            sink: how many of the first tokens are kept for ever, unless the first commit is a
+                prefix.
             settings: of the memory.
 
         Raises:
-            ConfigError: a setting is wrong, or the model has layers or attention that no memory serves.
+            ConfigError: a setting is wrong, or the model has layers or attention that no memory
+                serves.
         """
         if not isinstance(memory, MemoryConfig):
             memory = MemoryConfig.of(memory, budget=budget, **settings)
         super().__init__(model_or_config, memory, sink)
 
     def save(self, path: StatePath) -> None:
-        """Write it as a state; the suffix chooses the form: `.safetensors`, `.zarr` or `.pt`. StateError if it cannot.
+        """Write it as a state; the suffix chooses the form: `.safetensors`, `.zarr` or `.pt`.
+        StateError if it cannot.
 
         ConfigError if tokens were forwarded since the last commit, or nothing was committed.
         """
         if self.memory is None or self.length:
-            raise ConfigError("only committed tokens are saved", hint="call commit() first, and save before a question")
-        own, specs = self.memory.tensors(), self.memory.specs()
+            raise ConfigError(
+                "only committed tokens are saved",
+                hint="call commit() first, and save before a question",
+            )
+        own = self.memory.tensors()
+        specs = self.memory.specs()
         others = {name: held.contiguous() for name, held in self.tensors().items()}
         sink = own["sink.keys"].shape[2]
         state = State(
             backbone=self._identify(own["sink.keys"].dtype),
             memory=self.config.to_dict(),
             # A cache knows steps, not seconds. As everywhere, the prompt prefix is not counted.
-            clock=StreamClock(self.steps, float(self.steps), self.next_position, self.seen - sink, 1.0, 1),
+            clock=StreamClock(
+                self.steps, float(self.steps), self.next_position, self.seen - sink, 1.0, 1
+            ),
             settings={"kind": CACHE_STATE_KIND},
             tensors=trim_unused_slots(own, specs) | others,
             specs=(*specs, *declare_layer_tensors(others)),
@@ -108,13 +123,16 @@ class Cache(MemoryCache):
 
     @classmethod
     def load(cls, path: StatePath, model: Any) -> Self:
-        """Return a cache that goes on where `save` left it, with the same model in the same dtype on any device.
+        """Return a cache that goes on where `save` left it, with the same model in the same dtype
+        on any device.
 
         StateError if nothing is there, it is damaged, or another model made it.
         """
         state = load_state(path)
         if state.settings.get("kind") != CACHE_STATE_KIND:
-            raise StateMismatch(f"{path} is the state of a session", hint="open it with protokv.load")
+            raise StateMismatch(
+                f"{path} is the state of a session", hint="open it with protokv.load"
+            )
         cache = cls(model, memory=read_state_memory_config(state))
         if "sink.keys" not in state.tensors or state.tensors["sink.keys"].ndim != 4:
             raise StateCorrupt(f"{path}: tensor sink.keys is missing")
@@ -127,18 +145,25 @@ class Cache(MemoryCache):
         devices, (L, H, sink, D) = self.decoder.layer_devices(), own["sink.keys"].shape
         if len(self.memory_layers) != L:
             raise StateCorrupt(f"the state has {L} layers, the model has {len(self.memory_layers)}")
-        on = [devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, StreamCacheLayer)]
+        on = [
+            devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, StreamCacheLayer)
+        ]
         shape = self._shape(H, D, self.decoder.components, sink, own["sink.keys"].dtype, on)
         memory = restore_memory(self.config, shape, self.decoder.angles, own)
-        self.steps, self._next_position = state.clock.steps, torch.tensor(state.clock.next_position)
+        self.steps = state.clock.steps
+        self._next_position = torch.tensor(state.clock.next_position)
         self.load_layers(layers, devices, state.clock.tokens_seen + sink)
         self._take_memory(memory)
 
     def _identify(self, dtype: torch.dtype) -> BackboneIdentity:
         """Return which model this is; its weights by a sample of each."""
-        model, config = self.decoder.model, self.decoder.config
+        model = self.decoder.model
+        config = self.decoder.config
         return BackboneIdentity(
-            name=str(getattr(config if model is None else model.config, "name_or_path", "") or config.model_type),
+            name=str(
+                getattr(config if model is None else model.config, "name_or_path", "")
+                or config.model_type
+            ),
             family=config.model_type,
             config_hash=hash_config(config.to_dict()),
             dtype=str(dtype).removeprefix("torch."),
@@ -157,7 +182,8 @@ def watching(
     state: StatePath | None = None,
     **settings: Any,
 ) -> Iterator[Session]:
-    """Watch with a model of transformers that you hold. Its attention is ours inside, and what it was afterwards.
+    """Watch with a model of transformers that you hold. Its attention is ours inside, and what it
+    was afterwards.
 
     Args:
         model: of pictures and text, on any device.
@@ -169,11 +195,17 @@ def watching(
         settings: of the memory.
 
     Raises:
-        ConfigError: a setting is wrong, the model is being trained, or no memory serves its attention.
+        ConfigError: a setting is wrong, the model is being trained, or no memory serves its
+            attention.
         ModelError, StateError: as `load_backbone` and `load`.
     """
-    config = memory if isinstance(memory, MemoryConfig) else MemoryConfig.of(memory, budget=budget, **settings)
-    backbone, text = wrap_model(model, processor), model.config.get_text_config(decoder=True)
+    config = (
+        memory
+        if isinstance(memory, MemoryConfig)
+        else MemoryConfig.of(memory, budget=budget, **settings)
+    )
+    backbone = wrap_model(model, processor)
+    text = model.config.get_text_config(decoder=True)
     before = text._attn_implementation
     try:
         model.set_attn_implementation({"text_config": ATTENTION_NAME})

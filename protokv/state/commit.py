@@ -1,12 +1,13 @@
-"""Replace a file or folder atomically, as its only writer: its path holds the old or the new one, even after a crash.
+"""Replace a file or folder atomically, as its only writer: its path holds the old or the new one,
+even after a crash.
 
-A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it syncs the folder. A
-folder swaps names with the old folder, if the system can do that. Otherwise the old one is moved to `.NAME.previous`
-first, and `recover_state`, which readers and writers call, moves it back if a crash came between the two. The next
-commit removes what a killed one has left.
+A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it
+syncs the folder. A folder swaps names with the old folder, if the system can do that. Otherwise the
+old one is moved to `.NAME.previous` first, and `recover_state`, which readers and writers call,
+moves it back if a crash came between the two. The next commit removes what a killed one has left.
 
-`lock` keeps other writers away by `filelock`. The kernel frees the lock when the process ends, however it ends, so a
-leftover lock file locks nothing. Readers ignore it.
+`lock` keeps other writers away by `filelock`. The kernel frees the lock when the process ends,
+however it ends, so a leftover lock file locks nothing. Readers ignore it.
 """
 
 from __future__ import annotations
@@ -24,28 +25,48 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from protokv import errors
-from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound, escape_text
+from protokv.errors import (
+    StateCorrupt,
+    StateError,
+    StateLocked,
+    StateMismatch,
+    StateNotFound,
+    escape_text,
+)
 
 _NO_STATE = "the file is damaged, or is not a state of protokv"
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write elsewhere"),
     **dict.fromkeys((errno.EACCES, errno.EROFS), "choose a folder that you may write to"),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a part of its path is a file: choose another folder"),
+    **dict.fromkeys(
+        (errno.EEXIST, errno.ENOTDIR), "a part of its path is a file: choose another folder"
+    ),
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOLCK}
+_UNSUPPORTED = {
+    errno.EINVAL,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EBADF,
+    errno.ENOLCK,
+}
 
 # renameat2(2) of Linux: https://man7.org/linux/man-pages/man2/rename.2.html
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
-    """Let `write` create and sync a file or folder at a temporary path, then put it in place of `path`.
+    """Let `write` create and sync a file or folder at a temporary path, then put it in place of
+    `path`.
 
-    The old entry gets the name `kept`, or is removed. OSError: it stays, unless only its new name failed.
+    The old entry gets the name `kept`, or is removed. OSError: it stays, unless only its new name
+    failed.
     """
     recover_state(path)
-    made, aside = _hidden(path, "partial"), _hidden(path, "previous")
+    made = _hidden(path, "partial")
+    aside = _hidden(path, "previous")
     _remove(made)
     _remove(aside)
     try:
@@ -113,7 +134,11 @@ def sync_folder(folder: Path) -> None:
 
 def exchange_paths(a: Path, b: Path) -> bool:
     """Swap two names atomically; return False if the system cannot."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    call = (
+        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if sys.platform == "linux"
+        else None
+    )
     if call is None:
         return False
     if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
@@ -136,18 +161,22 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
-    """Hold the right to write to `path`, without waiting for it. StateLocked if any process holds it; StateError.
+    """Hold the right to write to `path`, without waiting for it. StateLocked if any process holds
+    it; StateError.
 
     Yield True if other writers are kept out, and False on a network mount that refuses locks.
     """
     file = _hidden(Path(os.path.realpath(path)), "lock")
-    found, held = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False), True
+    found = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False)
+    held = True
     with explain_write_errors(path):
         try:
             found.acquire()
         except Timeout:
             why = f"the state {os.fspath(path)} is being written by another writer"
-            hint = "wait for it or write elsewhere; query and inspect read its last commit meanwhile"
+            hint = (
+                "wait for it or write elsewhere; query and inspect read its last commit meanwhile"
+            )
             raise StateLocked(why, hint=hint) from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
@@ -156,8 +185,8 @@ def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
     try:
         yield held
     finally:
-        # The file goes while it is locked: filelock locks no file without a name, so the next owner is alone. A forked
-        # child has no lock and removes nothing.
+        # The file goes while it is locked: filelock locks no file without a name, so the next owner
+        # is alone. A forked child has no lock and removes nothing.
         with suppress(OSError):
             if found.is_locked or not held:
                 file.unlink()
@@ -176,12 +205,16 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         if why is None:
             raise
         hint = _HINTS.get(getattr(why, "errno", None) or 0, "")
-        raise StateError(f"cannot write the state {path}: {errors.format_os_error(why)}", hint=hint) from error
+        raise StateError(
+            f"cannot write the state {path}: {errors.format_os_error(why)}", hint=hint
+        ) from error
 
 
 @contextmanager
 def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of reading a state into a StateError that names its path; those of a library are StateCorrupt."""
+    """Turn errors of reading a state into a StateError that names its path; those of a library are
+    StateCorrupt.
+    """
     where = os.fspath(path)
     try:
         yield
@@ -190,14 +223,17 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except errors.ProtoKVError:
         raise
     except Exception as error:
-        # A name for its cause here would make a cycle of frames, with the session of who reads among them.
+        # A name for its cause here would make a cycle of frames, with the session of who reads
+        # among them.
         raise _explain_read_error(where, error) from error
 
 
 def _explain_read_error(where: str, error: Exception) -> StateError:
     why = errors.find_system_error(error)
     if why is None:
-        return StateCorrupt(f"{where}: it cannot be read as a state ({escape_text(error)})", hint=_NO_STATE)
+        return StateCorrupt(
+            f"{where}: it cannot be read as a state ({escape_text(error)})", hint=_NO_STATE
+        )
     if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
         return make_state_not_found(where)
     return StateError(f"cannot read the state {where}: {errors.format_os_error(why)}")

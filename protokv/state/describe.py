@@ -1,6 +1,7 @@
 """Describe and verify a saved state, compare two, and write one in another form. Needs no model.
 
-The memory is rebuilt from its tensors, whose shapes give the shape of the model, and reports on itself.
+The memory is rebuilt from its tensors, whose shapes give the shape of the model, and reports on
+itself.
 """
 
 from __future__ import annotations
@@ -29,25 +30,37 @@ from protokv.state.checkpoint import ATTACHED_TENSORS, read_state_memory_config
 from protokv.state.header import State, StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
-from protokv.state.store import StatePath, check_state_replaceable, find_store, refuse_input_as_target
+from protokv.state.store import (
+    StatePath,
+    check_state_replaceable,
+    find_store,
+    refuse_input_as_target,
+)
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
 
-def describe_state(path: StatePath, *, at_s: float | None = None, digests: bool = True) -> dict[str, Any]:
-    """Return the JSON document of a state, or of its newest kept commit not after `at_s`. StateError.
+def describe_state(
+    path: StatePath, *, at_s: float | None = None, digests: bool = True
+) -> dict[str, Any]:
+    """Return the JSON document of a state, or of its newest kept commit not after `at_s`.
+    StateError.
 
     `digests` verifies the digests of the tensors.
     """
     reader = StateReader.open(path, at_s=at_s, verify=digests)
     state = reader.state
     config, memory, _ = _restore(state)
-    found, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
+    found = Thumbnails.read(state.tensors)
+    wall_clock = WallClockLog.read(state.source)
     pictures = [] if found is None else found.all()
     layers, recent, _ = split_tensors(state.tensors, "layers", "recent")
     besides = {"layers": layers, "recent": recent}
-    parts = memory.nbytes() | {name: count_bytes(*held.values()) for name, held in besides.items() if held}
-    clock, sources = state.clock, describe_state_sources(state)
+    parts = memory.nbytes() | {
+        name: count_bytes(*held.values()) for name, held in besides.items() if held
+    }
+    clock = state.clock
+    sources = describe_state_sources(state)
     source = sources[-1]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
@@ -68,7 +81,10 @@ def describe_state(path: StatePath, *, at_s: float | None = None, digests: bool 
         "memory": {
             "kind": config.name,
             "changes": config.changes(),
-            **{name: getattr(config, name) for name in ("budget", "near_tokens", "prototypes", "positions")},
+            **{
+                name: getattr(config, name)
+                for name in ("budget", "near_tokens", "prototypes", "positions")
+            },
             "pseudo_tokens": getattr(config, "pseudo_tokens", 0),
             "config": config.to_dict(),
         },
@@ -77,7 +93,8 @@ def describe_state(path: StatePath, *, at_s: float | None = None, digests: bool 
             "decoder": source["decoder"],
             "decoders": source["decoders"],
             "sources": sources,
-            "damage": "; ".join(one["damage"]["message"] for one in sources if one["damage"]) or None,
+            "damage": "; ".join(one["damage"]["message"] for one in sources if one["damage"])
+            or None,
             "duration_s": clock.stream_time_s,
             "watched_s": source["end_s"],
             "commits_s": reader.commits_s,
@@ -92,7 +109,10 @@ def describe_state(path: StatePath, *, at_s: float | None = None, digests: bool 
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": reader.file_bytes},
-        "thumbnails": {"times_s": [one.time_s for one in pictures], "bytes": sum(len(one.jpeg) for one in pictures)}
+        "thumbnails": {
+            "times_s": [one.time_s for one in pictures],
+            "bytes": sum(len(one.jpeg) for one in pictures),
+        }
         if pictures
         else None,
         **memory.report(),
@@ -101,8 +121,11 @@ def describe_state(path: StatePath, *, at_s: float | None = None, digests: bool 
 
 
 def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | None]:
-    """Return how many of the last tokens are kept exactly, and from which stream time on; None if unknown."""
-    step, clock = state.tensors.get("near.step"), state.clock
+    """Return how many of the last tokens are kept exactly, and from which stream time on; None if
+    unknown.
+    """
+    step = state.tensors.get("near.step")
+    clock = state.clock
     if step is None:
         return (None, None) if memory.bounded else (clock.tokens_seen, 0.0)
     exact = step[step >= 0]
@@ -112,9 +135,12 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
 
 
 def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]]:
-    """Return the memory of a state, without a model, and all declarations. StateCorrupt, naming what makes no sense."""
+    """Return the memory of a state, without a model, and all declarations. StateCorrupt, naming
+    what makes no sense.
+    """
     Transcript.of(state.tensors)
-    config, shape = read_state_memory_config(state), _read_shape(state)
+    config = read_state_memory_config(state)
+    shape = _read_shape(state)
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.
@@ -128,27 +154,39 @@ def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]
     recent_steps.load(recent)
     read_layer_kinds(layers)
     memory = restore_memory(config, shape, no_rotation, own)
-    return config, memory, (*memory.specs(), *declare_layer_tensors(layers), *recent_steps.specs(), *ATTACHED_TENSORS)
+    return (
+        config,
+        memory,
+        (*memory.specs(), *declare_layer_tensors(layers), *recent_steps.specs(), *ATTACHED_TENSORS),
+    )
 
 
 def _read_shape(state: State) -> MemoryShape:
-    """Return the shape of the memory that left these tensors, on the CPU. StateCorrupt if they do not tell it."""
+    """Return the shape of the memory that left these tensors, on the CPU. StateCorrupt if they do
+    not tell it.
+    """
     try:
         L, H, P0, D = state.tensors["sink.keys"].shape
         # Every memory holds positions of something, and their components are the last axis.
-        components = next(one.shape[-1] for name, one in state.tensors.items() if name.endswith(".positions"))
+        components = next(
+            one.shape[-1] for name, one in state.tensors.items() if name.endswith(".positions")
+        )
     except (KeyError, ValueError, IndexError, StopIteration) as error:
         raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
-    frames, cpu, dtype = state.clock.frames_per_step, torch.device("cpu"), state.tensors["sink.keys"].dtype
+    frames = state.clock.frames_per_step
+    cpu = torch.device("cpu")
+    dtype = state.tensors["sink.keys"].dtype
     return MemoryShape(L, H, D, components, P0, dtype, cpu, frames_per_step=frames)
 
 
 def convert_state(
     path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True
 ) -> dict[str, Any]:
-    """Write the same state in the form that the path `target` chooses; return paths and stored bytes.
+    """Write the same state in the form that the path `target` chooses; return paths and stored
+    bytes.
 
-    A state of the same sources at `target` is replaced, with `overwrite` anything. `digests` verifies the state.
+    A state of the same sources at `target` is replaced, with `overwrite` anything. `digests`
+    verifies the state.
 
     Raises:
         ConfigError: `target` is the state itself.
@@ -166,26 +204,37 @@ def convert_state(
 
 
 def compare_states(a: State, b: State) -> dict[str, Any]:
-    """Return how two states differ, as a JSON document: bit for bit, so 0.0 and -0.0 differ, and NaNs of other bits.
+    """Return how two states differ, as a JSON document: bit for bit, so 0.0 and -0.0 differ, and
+    NaNs of other bits.
 
-    An entry of `header` has the `field`, such as `a.b[0].c`, and its values `a` and `b`; None where a state lacks it.
-    An entry of `tensors` has dtype and shape in `a` and `b`; the rest is None if they differ, and `max_abs_difference`
-    also if it is not finite.
+    An entry of `header` has the `field`, such as `a.b[0].c`, and its values `a` and `b`; None where
+    a state lacks it. An entry of `tensors` has dtype and shape in `a` and `b`; the rest is None if
+    they differ, and `max_abs_difference` also if it is not finite.
     """
     ours, theirs = (dict(_flatten(StateHeader.to_json(state))) for state in (a, b))
     header = [
         {"field": name, "a": ours.get(name), "b": theirs.get(name)}
         for name in {**ours, **theirs}
-        if name not in ours or name not in theirs or json.dumps(ours[name]) != json.dumps(theirs[name])
+        if name not in ours
+        or name not in theirs
+        or json.dumps(ours[name]) != json.dumps(theirs[name])
     ]
     names = sorted({*a.tensors, *b.tensors})
     found = [_compare_tensors(name, a.tensors.get(name), b.tensors.get(name)) for name in names]
     tensors = [one for one in found if one is not None]
-    return {"equal": not header and not tensors, "tensors_compared": len(names), "header": header, "tensors": tensors}
+    return {
+        "equal": not header and not tensors,
+        "tensors_compared": len(names),
+        "header": header,
+        "tensors": tensors,
+    }
 
 
 def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str, Any] | None:
-    forms = [one if one is None else f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (a, b)]
+    forms = [
+        one if one is None else f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
+        for one in (a, b)
+    ]
     entry = {"name": name, "a": forms[0], "b": forms[1]}
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return {**entry, "elements": None, "differing": None, "max_abs_difference": None}
@@ -203,7 +252,9 @@ def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str,
 def _flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """Return the path, such as `a.b[0].c`, and the value of every field of a JSON document."""
     if isinstance(value, dict) and value:
-        return [one for k, v in value.items() for one in _flatten(v, f"{path}.{k}" if path else str(k))]
+        return [
+            one for k, v in value.items() for one in _flatten(v, f"{path}.{k}" if path else str(k))
+        ]
     if isinstance(value, (list, tuple)) and value:
         return [one for i, v in enumerate(value) for one in _flatten(v, f"{path}[{i}]")]
     return [(path, value)]

@@ -1,14 +1,16 @@
-"""The forms of a state that are one file: `.safetensors` and `.pt`. `protokv.state.zarr` has the folder.
+"""The forms of a state that are one file: `.safetensors` and `.pt`. `protokv.state.zarr` has the
+folder.
 
-A form says how the document and the tensors of a state lie in the bytes at a path, and nothing else; locks, commits and
-kept commits are the same for all (`protokv.state.store`).
+A form says how the document and the tensors of a state lie in the bytes at a path, and nothing
+else; locks, commits and kept commits are the same for all (`protokv.state.store`).
 
-`.safetensors` has 8 bytes with the length of the head, the head as JSON, and the tensors. The document is the
-entry `protokv` of `__metadata__` in the head. The own `save_file` of the library takes four times as long and hides why
-a write failed.
+`.safetensors` has 8 bytes with the length of the head, the head as JSON, and the tensors. The
+document is the entry `protokv` of `__metadata__` in the head. The own `save_file` of the library
+takes four times as long and hides why a write failed.
 https://github.com/huggingface/safetensors#format
 
-`.pt` is `{"protokv": document, "tensors": {name: tensor}}`, for `torch.load(weights_only=True)`, which runs no code.
+`.pt` is `{"protokv": document, "tensors": {name: tensor}}`, for `torch.load(weights_only=True)`,
+which runs no code.
 """
 
 from __future__ import annotations
@@ -25,28 +27,50 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt
 from protokv.state.commit import write_state_file
-from protokv.state.header import DTYPE_NAMES, HEADER_KEY, State, digest_tensors, unseal_header, view_tensor_bytes
+from protokv.state.header import (
+    DTYPE_NAMES,
+    HEADER_KEY,
+    State,
+    digest_tensors,
+    unseal_header,
+    view_tensor_bytes,
+)
 
 
 class StoredState:
-    """A state of `nbytes` stored bytes whose `header` is verified. Its tensors are mapped, not read yet."""
+    """A state of `nbytes` stored bytes whose `header` is verified. Its tensors are mapped, not read
+    yet.
+    """
 
     def __init__(self, document: object, tensors: Mapping[str, Tensor], nbytes: int) -> None:
-        """Check everything that needs no byte of a tensor. StateCorrupt; StateMismatch if a newer version wrote it."""
+        """Check everything that needs no byte of a tensor. StateCorrupt; StateMismatch if a newer
+        version wrote it.
+        """
         self.header, self._digests = unseal_header(document)
-        self._tensors, self.nbytes = tensors, nbytes
+        self._tensors = tensors
+        self.nbytes = nbytes
         if set(self._digests) != set(tensors):
             raise StateCorrupt("digests: expected one for every tensor and no other")
         for name, one in tensors.items():
-            if not isinstance(one, Tensor) or one.dtype not in DTYPE_NAMES or not one.is_contiguous():
+            if (
+                not isinstance(one, Tensor)
+                or one.dtype not in DTYPE_NAMES
+                or not one.is_contiguous()
+            ):
                 raise StateCorrupt(f"tensor {name}: expected a tensor whose numbers lie in order")
         # Tensors that share bytes could take far more memory than the file.
         if (needed := sum(one.nbytes for one in tensors.values())) > nbytes:
             raise StateCorrupt(f"tensors of {needed} bytes do not fit the file")
 
     def read(self, verify: bool = True, names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """Return copies of the tensors, or of those named; check their digests if `verify`. StateCorrupt."""
-        copies = {name: one.clone() for name, one in self._tensors.items() if names is None or name in names}
+        """Return copies of the tensors, or of those named; check their digests if `verify`.
+        StateCorrupt.
+        """
+        copies = {
+            name: one.clone()
+            for name, one in self._tensors.items()
+            if names is None or name in names
+        }
         for name, digest in digest_tensors(copies).items() if verify else ():
             if digest != self._digests[name]:
                 raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")
@@ -61,14 +85,20 @@ class StateForm(ABC):
 
     @abstractmethod
     def write(self, path: Path, document: str, state: State) -> None:
-        """Create and sync the file or folder. The tensors are contiguous and on the CPU. OSError."""
+        """Create and sync the file or folder. The tensors are contiguous and on the CPU.
+        OSError.
+        """
 
     @abstractmethod
     def map(self, path: Path) -> StoredState:
-        """Map the tensors of the file or folder. An exception of a library means that it is no state."""
+        """Map the tensors of the file or folder. An exception of a library means that it is no
+        state.
+        """
 
     def is_foreign(self, path: Path) -> bool:
-        """Return True if what is at the path is no state, damaged or not, and must not be replaced."""
+        """Return True if what is at the path is no state, damaged or not, and must not be
+        replaced.
+        """
         return not path.is_file()
 
 
@@ -81,12 +111,19 @@ class SafetensorsForm(StateForm):
         """Write the head and the tensors."""
         # The widest dtypes come first, so that every tensor is aligned to its element size.
         order = sorted(state.tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))
-        begin, entries = 0, {}
+        begin = 0
+        entries = {}
         for name, tensor in order:
             end = begin + tensor.nbytes
-            entry = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            entry = {
+                "dtype": DTYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [begin, end],
+            }
             entries[name], begin = entry, end
-        head = json.dumps({"__metadata__": {HEADER_KEY: document}, **entries}, separators=(",", ":")).encode()
+        head = json.dumps(
+            {"__metadata__": {HEADER_KEY: document}, **entries}, separators=(",", ":")
+        ).encode()
         head += b" " * (-len(head) % 8)
 
         def fill(file: BinaryIO) -> None:
@@ -100,7 +137,9 @@ class SafetensorsForm(StateForm):
         """Map the file. The library checks the head, offsets and shapes against its size."""
         with safe_open(path, framework="pt", device="cpu") as library:
             tensors = {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
-            return StoredState((library.metadata() or {}).get(HEADER_KEY), tensors, path.stat().st_size)
+            return StoredState(
+                (library.metadata() or {}).get(HEADER_KEY), tensors, path.stat().st_size
+            )
 
 
 class PtForm(StateForm):
@@ -110,7 +149,10 @@ class PtForm(StateForm):
 
     def write(self, path: Path, document: str, state: State) -> None:
         """Write the file with torch.save, which writes whole storages: each tensor gets its own."""
-        content = {HEADER_KEY: document, "tensors": {name: one.clone() for name, one in sorted(state.tensors.items())}}
+        content = {
+            HEADER_KEY: document,
+            "tensors": {name: one.clone() for name, one in sorted(state.tensors.items())},
+        }
         try:
             write_state_file(path, lambda file: torch.save(content, file))
         except RuntimeError as error:
@@ -121,5 +163,7 @@ class PtForm(StateForm):
         """Map the tensors; none is larger than the file."""
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(content, dict) or not isinstance(content.get("tensors"), dict):
-            raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {HEADER_KEY}")
+            raise StateCorrupt(
+                f"a file of torch.save but no state: it lacks the field {HEADER_KEY}"
+            )
         return StoredState(content.get(HEADER_KEY), content["tensors"], path.stat().st_size)

@@ -1,10 +1,12 @@
-"""A state: its `StateHeader`, its tensors, and the sealed document that goes with them into every form.
+"""A state: its `StateHeader`, its tensors, and the sealed document that goes with them into every
+form.
 
-The header says which model made the state, how its memory is configured, where the stream stands and what was watched.
-`seal_header` makes one JSON document of the header, a digest of every tensor and of itself; `unseal_header` refuses a
-document that was changed. Digests find accidents and are no signatures: anybody who can write a state can write
-matching ones. A tensor has an XXH3 of 128 bits (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md) over
-dtype, shape and bytes, which is as fast as memory; the document has a SHA-256. Knows no models.
+The header says which model made the state, how its memory is configured, where the stream stands
+and what was watched. `seal_header` makes one JSON document of the header, a digest of every tensor
+and of itself; `unseal_header` refuses a document that was changed. Digests find accidents and are
+no signatures: anybody who can write a state can write matching ones. A tensor has an XXH3 of 128
+bits (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md) over dtype, shape and bytes,
+which is as fast as memory; the document has a SHA-256. Knows no models.
 """
 
 from __future__ import annotations
@@ -34,12 +36,21 @@ FORMAT_VERSION = 1
 
 HEADER_KEY = "protokv"  # the name of the document in every form
 
-MOST_HEADER_BYTES = 1 << 20  # of a document, which takes 20 kB; readers of some forms look no further
+# of a document, which takes 20 kB; readers of some forms look no further
+MOST_HEADER_BYTES = 1 << 20
 
 DTYPE_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.bool: "BOOL",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 """The dtypes that a state can hold, with their names in safetensors."""
 
 # A path of names, such as `bank.key_center`; forms with groups lay it out as such.
@@ -50,7 +61,9 @@ _THREADS = 4  # a few cores hash as fast as memory delivers
 
 @dataclass(frozen=True, kw_only=True)
 class StateHeader:
-    """All of a state except its tensors. `memory`, `source` and `settings` are plain JSON objects."""
+    """All of a state except its tensors. `memory`, `source` and `settings` are plain JSON
+    objects.
+    """
 
     backbone: BackboneIdentity
     memory: Mapping[str, Any]  # MemoryConfig.to_dict()
@@ -63,7 +76,9 @@ class StateHeader:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        found: dict[str, Any] = msgspec.to_builtins({f.name: getattr(self, f.name) for f in fields(StateHeader)})
+        found: dict[str, Any] = msgspec.to_builtins(
+            {f.name: getattr(self, f.name) for f in fields(StateHeader)}
+        )
         if self.backbone.revision is None:
             # Only hub models have one.
             del found["backbone"]["revision"]
@@ -71,13 +86,17 @@ class StateHeader:
 
     @classmethod
     def from_json(cls, data: object) -> StateHeader:
-        """Return the header of plain values. StateCorrupt, naming it, if a field is missing or not as annotated.
+        """Return the header of plain values. StateCorrupt, naming it, if a field is missing or not
+        as annotated.
 
         StateMismatch if the format is newer than this version reads.
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if type(version) is int and version > FORMAT_VERSION:
-            why = f"format_version: this version reads {FORMAT_VERSION}, the state has {escape_text(version)}"
+            why = (
+                f"format_version: this version reads {FORMAT_VERSION}, the state has "
+                f"{escape_text(version)}"
+            )
             raise StateMismatch(why, hint="upgrade protokv")
         try:
             return msgspec.convert(data, StateHeader)
@@ -91,16 +110,21 @@ class State(StateHeader):
     """A header and its tensors."""
 
     tensors: Mapping[str, Tensor]  # by name, on any device; after loading on the CPU
-    specs: Iterable[TensorSpec] = ()  # axes, meaning and unit, for forms that can hold them; not read back
+    # axes, meaning and unit, for forms that can hold them; not read back
+    specs: Iterable[TensorSpec] = ()
 
 
 def view_tensor_bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return the bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its memory."""
+    """Return the bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its
+    memory.
+    """
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the digests of contiguous CPU tensors by name; computed a few at a time, as hashing releases the GIL."""
+    """Return the digests of contiguous CPU tensors by name; computed a few at a time, as hashing
+    releases the GIL.
+    """
 
     def digest(tensor: Tensor) -> str:
         made: Any = xxhash.xxh3_128()
@@ -113,8 +137,12 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def make_canonical_json(document: Mapping[str, Any]) -> str:
-    """Return a document as JSON with sorted keys, no spaces, ASCII. Raise ValueError on NaN and infinities."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    """Return a document as JSON with sorted keys, no spaces, ASCII. Raise ValueError on NaN and
+    infinities.
+    """
+    return json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
 
 
 def digest_document(document: Mapping[str, Any]) -> str:
@@ -124,17 +152,24 @@ def digest_document(document: Mapping[str, Any]) -> str:
 
 def _check_names(names: Iterable[str]) -> None:
     if wrong := [name for name in names if not _TENSOR_NAME.fullmatch(name)]:
-        raise StateCorrupt(f"tensor {escape_text(wrong[0])}: not a name that a tensor can have here")
+        raise StateCorrupt(
+            f"tensor {escape_text(wrong[0])}: not a name that a tensor can have here"
+        )
 
 
 def seal_header(state: State) -> str:
-    """Return the document of a state, whose tensors are contiguous and on the CPU. StateError: it could not be read."""
+    """Return the document of a state, whose tensors are contiguous and on the CPU. StateError: it
+    could not be read.
+    """
     for name, tensor in state.tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
     try:
         _check_names(state.tensors)
-        document: dict[str, Any] = {"header": state.to_json(), "digests": digest_tensors(state.tensors)}
+        document: dict[str, Any] = {
+            "header": state.to_json(),
+            "digests": digest_tensors(state.tensors),
+        }
         text = make_canonical_json({**document, "digest": digest_document(document)})
         StateHeader.from_json(document["header"])
     except (TypeError, ValueError) as error:
@@ -142,18 +177,26 @@ def seal_header(state: State) -> str:
     except (StateCorrupt, StateMismatch) as error:
         raise StateError(f"the state cannot be written: {error.message}") from error
     if len(text) > MOST_HEADER_BYTES:
-        raise StateError(f"the header of the state takes {len(text)} bytes, at most {MOST_HEADER_BYTES} are allowed")
+        raise StateError(
+            f"the header of the state takes {len(text)} bytes, at most {MOST_HEADER_BYTES} are "
+            "allowed"
+        )
     return text
 
 
 def unseal_header(text: object) -> tuple[StateHeader, dict[str, str]]:
-    """Return the header and the digests of a document. StateCorrupt if changed, and as `StateHeader.from_json`."""
+    """Return the header and the digests of a document. StateCorrupt if changed, and as
+    `StateHeader.from_json`.
+    """
     try:
         document = json.loads(text)  # type: ignore[arg-type]
-        digest, digests = document.pop("digest"), document["digests"]
+        digest = document.pop("digest")
+        digests = document["digests"]
         intact = digest == digest_document(document) and isinstance(digests, dict)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise StateCorrupt(f"header: there is no state of protokv in it ({escape_text(error)})") from error
+        raise StateCorrupt(
+            f"header: there is no state of protokv in it ({escape_text(error)})"
+        ) from error
     if not intact:
         raise StateCorrupt("header: it is not the one that was saved")
     _check_names(digests)

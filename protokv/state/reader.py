@@ -1,7 +1,8 @@
 """`StateReader`: the way in to a saved state, for whoever shows it or asks it.
 
-`StateReader.open` reads the header alone, and the rest is read when it is first used. A kept commit counts only if its
-header says that it is an earlier moment of the same stream: same model, memory, rate and sources.
+`StateReader.open` reads the header alone, and the rest is read when it is first used. A kept commit
+counts only if its header says that it is an earlier moment of the same stream: same model, memory,
+rate and sources.
 """
 
 from __future__ import annotations
@@ -29,32 +30,48 @@ _ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
 class StateReader:
     """One commit of a state. What is read from the path raises as `load_state`.
 
-    A commit that comes meanwhile may be newer than `header`; what `state` and `session` hold is one commit.
+    A commit that comes meanwhile may be newer than `header`; what `state` and `session` hold is one
+    commit.
     """
 
     path: StatePath
     header: StateHeader  # of the current commit
     file_bytes: int  # stored, without kept commits
-    at_s: float | None = None  # `state` is the newest kept commit not after this stream time; None: the last
+    # `state` is the newest kept commit not after this stream time; None: the last
+    at_s: float | None = None
     verify: bool = True  # whether the digests of the tensors are checked
 
     @classmethod
-    def open(cls, path: StatePath, *, at_s: float | None = None, verify: bool = True) -> StateReader:
-        """Read and verify the header of a state; arguments as the attributes. Raises as `load_state`."""
+    def open(
+        cls, path: StatePath, *, at_s: float | None = None, verify: bool = True
+    ) -> StateReader:
+        """Read and verify the header of a state; arguments as the attributes. Raises as
+        `load_state`.
+        """
         return cls(path, *find_store(path, to_read=True).read_header(), at_s, verify)
 
     def at(self, at_s: float | None) -> StateReader:
-        """Return the reader of the newest kept commit not after this stream time; nothing is read yet."""
+        """Return the reader of the newest kept commit not after this stream time; nothing is read
+        yet.
+        """
         return replace(self, at_s=at_s)
 
     @cached_property
     def wall_clocks(self) -> list[WallClockLog]:
-        """The log of each live source, in order; empty for files. StateCorrupt if one makes no sense."""
-        return [found for one in list_state_sources(self.header) if (found := WallClockLog.read(one)) is not None]
+        """The log of each live source, in order; empty for files. StateCorrupt if one makes no
+        sense.
+        """
+        return [
+            found
+            for one in list_state_sources(self.header)
+            if (found := WallClockLog.read(one)) is not None
+        ]
 
     @cached_property
     def commits_s(self) -> list[float]:
-        """The stream times that `at` can read, in seconds, ascending; the last is the current commit's."""
+        """The stream times that `at` can read, in seconds, ascending; the last is the current
+        commit's.
+        """
         return [time_s for time_s, _ in _list_commits(find_store(self.path, to_read=True))]
 
     @cached_property
@@ -99,7 +116,8 @@ def load(
 
     Args:
         path: of a state.
-        backbone: the model, or its name or folder; with None, the one that the state names (`load_recorded_backbone`).
+        backbone: the model, or its name or folder; with None, the one that the state names
+            (`load_recorded_backbone`).
         revision: branch, tag or commit of a hub model; with None, see `load_recorded_backbone`.
         device: where to load it.
         device_map: spread it over all devices instead; see `load_backbone`.
@@ -118,7 +136,8 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     """Read a state; its tensors are on the CPU. Arguments as `load`.
 
     Raises:
-        StateNotFound: nothing is there, or nothing at or before `at_s`; the message names the first commit.
+        StateNotFound: nothing is there, or nothing at or before `at_s`; the message names the first
+            commit.
         StateMismatch: a newer version wrote it.
         StateCorrupt: the state is damaged or hostile; names the tensor or field if possible.
         StateError: it cannot be read.
@@ -130,11 +149,17 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     store = find_store(path, to_read=True)
     if at_s is None:
         return store.look(read)
-    commits, latest = _list_commits(store), at_s + _ROUNDING_S
+    commits = _list_commits(store)
+    latest = at_s + _ROUNDING_S
     fit = [at for time_s, at in commits if time_s <= latest]
     if not fit:
-        why = f"{path} has no commit at or before {at_s:g} s; the first of {len(commits)} is at {commits[0][0]:g} s"
-        raise StateNotFound(why, hint="`protokv ingest --every 30s --keep 20` keeps earlier commits")
+        why = (
+            f"{path} has no commit at or before {at_s:g} s; the first of {len(commits)} is at "
+            f"{commits[0][0]:g} s"
+        )
+        raise StateNotFound(
+            why, hint="`protokv ingest --every 30s --keep 20` keeps earlier commits"
+        )
     state = store.look(read, fit[-1])
     if state.clock.stream_time_s > latest:
         raise StateError(f"{path} was replaced meanwhile", hint="try again")
@@ -142,7 +167,9 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
 
 
 def read_thumbnails(path: StatePath) -> tuple[StateHeader, list[Thumbnail]]:
-    """Read the header and the small pictures of a state, and no other tensor. Raises as `load_state`."""
+    """Read the header and the small pictures of a state, and no other tensor. Raises as
+    `load_state`.
+    """
 
     def read(stored: StoredState) -> tuple[StateHeader, list[Thumbnail]]:
         found = Thumbnails.read(stored.read(names=[spec.name for spec in Thumbnails.declare()]))
@@ -152,8 +179,14 @@ def read_thumbnails(path: StatePath) -> tuple[StateHeader, list[Thumbnail]]:
 
 
 def _list_commits(store: StateStore) -> list[tuple[float, str | None]]:
-    """Return stream time and place of the kept commits and of the current state (place None), ascending."""
+    """Return stream time and place of the kept commits and of the current state (place None),
+    ascending.
+    """
     # Read this first: a commit that comes in between is later than this one.
     now, _ = store.read_header()
-    past = [(header.clock.stream_time_s, at) for at, header in store.list_kept() if is_earlier_state(header, now)]
+    past = [
+        (header.clock.stream_time_s, at)
+        for at, header in store.list_kept()
+        if is_earlier_state(header, now)
+    ]
     return [*sorted(past), (now.clock.stream_time_s, None)]

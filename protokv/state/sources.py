@@ -1,9 +1,10 @@
-"""The records of the sources of a stream, in `StateHeader.source`: what was watched, when in it, with what damage.
+"""The records of the sources of a stream, in `StateHeader.source`: what was watched, when in it,
+with what damage.
 
-The record of a single source is a plain JSON object. After further sources it has three more fields: `earlier`, the
-records of the sources before it, and `first_step` and `start_s`, where in the stream it begins. The `fingerprint` of a
-record identifies the source; `is_same_stream` and `is_earlier_state` compare states by it. The record of a live source
-has a `WallClockLog` as `live`.
+The record of a single source is a plain JSON object. After further sources it has three more
+fields: `earlier`, the records of the sources before it, and `first_step` and `start_s`, where in
+the stream it begins. The `fingerprint` of a record identifies the source; `is_same_stream` and
+`is_earlier_state` compare states by it. The record of a live source has a `WallClockLog` as `live`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from protokv.errors import StateCorrupt, escape_text
 from protokv.state.header import StateHeader
 from protokv.video import SourceDamage
 
-# The newest gaps and anchors of a live source are kept; differences below `_STEADY_S` are adjustments of a clock.
-_MOST, _STEADY_S = 64, 2.0
+# The newest gaps and anchors of a live source are kept; differences below `_STEADY_S` are
+# adjustments of a clock.
+_MOST = 64
+_STEADY_S = 2.0
 
-# Answers to standing questions that a state keeps, and the characters of an answer and of its question.
-MOST_STANDING_ANSWERS, MOST_ANSWER_CHARACTERS = 64, 500
+# Answers to standing questions that a state keeps, and the characters of an answer and of its
+# question.
+MOST_STANDING_ANSWERS = 64
+MOST_ANSWER_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +51,25 @@ class StreamSegment:
 
 
 def read_last_segment(header: StateHeader) -> StreamSegment:
-    """Return the segment of the last source of a state. StateCorrupt if its record makes no sense."""
-    found: StreamSegment = _convert({**(header.source or {}), "done": header.complete}, StreamSegment)
+    """Return the segment of the last source of a state. StateCorrupt if its record makes no
+    sense.
+    """
+    found: StreamSegment = _convert(
+        {**(header.source or {}), "done": header.complete}, StreamSegment
+    )
     return found
 
 
 def make_next_segment(header: StateHeader) -> StreamSegment:
-    """Return the segment of a source that follows everything a state has watched. Raises as `read_last_segment`."""
+    """Return the segment of a source that follows everything a state has watched. Raises as
+    `read_last_segment`.
+    """
     before = read_last_segment(header)
-    last = {name: value for name, value in (header.source or {}).items() if name not in ("earlier", "answers")}
+    last = {
+        name: value
+        for name, value in (header.source or {}).items()
+        if name not in ("earlier", "answers")
+    }
     return StreamSegment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
@@ -64,30 +79,41 @@ def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
 
 
 def read_fingerprints(header: StateHeader) -> tuple[object, ...]:
-    """Return the fingerprint of each source of a state, in order, None for none. Raises as `read_last_segment`."""
+    """Return the fingerprint of each source of a state, in order, None for none. Raises as
+    `read_last_segment`.
+    """
     return tuple(one.get("fingerprint") for one in list_state_sources(header))
 
 
 def is_earlier_state(past: StateHeader, now: StateHeader) -> bool:
-    """Return True if one state is an earlier moment of the stream of another. Raises as `read_last_segment`."""
+    """Return True if one state is an earlier moment of the stream of another. Raises as
+    `read_last_segment`.
+    """
     if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
         return False
     return is_same_stream(past, now) and len(read_fingerprints(past)) <= len(read_fingerprints(now))
 
 
 def is_same_stream(a: StateHeader, b: StateHeader) -> bool:
-    """Return True if two states have the same model, settings and sources, as far as both have watched.
+    """Return True if two states have the same model, settings and sources, as far as both have
+    watched.
 
-    A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `read_last_segment`.
+    A source without a fingerprint (a camera, frames from a program) equals no other. Raises as
+    `read_last_segment`.
     """
-    same = all(x is not None and x == y for x, y in zip(read_fingerprints(a), read_fingerprints(b), strict=False))
+    same = all(
+        x is not None and x == y
+        for x, y in zip(read_fingerprints(a), read_fingerprints(b), strict=False)
+    )
     return same and _identity(a) == _identity(b)
 
 
 def _identity(header: StateHeader) -> str:
     """Return the fields that never change within a stream, as JSON, where a list equals a tuple."""
     model = {**asdict(header.backbone), "name": None, "revision": None}  # a model may have moved
-    return json.dumps({"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True)
+    return json.dumps(
+        {"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +129,34 @@ class _Record:
 def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
     """Return a plain JSON record of each source, in order.
 
-    Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
-    to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
+    Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time),
+    `complete` (watched to its end) and `damage`: None, or `message`, `frames_lost`,
+    `frames_damaged` and `lost_from_s` (source time).
     """
-    records, found = _convert(list_state_sources(header), tuple[_Record, ...]), []
+    records = _convert(list_state_sources(header), tuple[_Record, ...])
+    found = []
     for record, after in zip(records, (*records[1:], None), strict=True):
-        end_s, ended = header.clock.stream_time_s if after is None else after.start_s, header.complete or bool(after)
+        end_s = header.clock.stream_time_s if after is None else after.start_s
+        ended = header.complete or bool(after)
         if ended:
             end_s = clip_source_end(end_s, record.start_s, record.duration_s, header.clock)
         damage = SourceDamage.from_dict(record.damage)
-        row = asdict(record) | {"end_s": end_s, "complete": ended, "damage": None if damage.ok else asdict(damage)}
+        row = asdict(record) | {
+            "end_s": end_s,
+            "complete": ended,
+            "damage": None if damage.ok else asdict(damage),
+        }
         del row["duration_s"]
         found.append(row)
     return found
 
 
-def clip_source_end(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
-    """Return the stream time at which a source ended; its last step may reach beyond that, to `reached_s`."""
+def clip_source_end(
+    reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock
+) -> float:
+    """Return the stream time at which a source ended; its last step may reach beyond that, to
+    `reached_s`.
+    """
     if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
     return start_s + duration_s
@@ -144,13 +181,17 @@ class StandingAnswer:
 
 
 def read_standing_answers(header: StateHeader) -> list[StandingAnswer]:
-    """Return the last answers to standing questions, oldest first. StateCorrupt if the record makes no sense."""
+    """Return the last answers to standing questions, oldest first. StateCorrupt if the record makes
+    no sense.
+    """
     return list(_convert((header.source or {}).get("answers", []), list[StandingAnswer]))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamGap:
-    """The source was lost from stream time `from_s` to `to_s` (None: it still is); `why` in a few words."""
+    """The source was lost from stream time `from_s` to `to_s` (None: it still is); `why` in a few
+    words.
+    """
 
     from_s: float
     to_s: float | None
@@ -159,13 +200,16 @@ class StreamGap:
 
 @dataclass(slots=True)
 class WallClockLog:
-    """When a live stream began, what it missed, and which stream time was which time of day; bounded.
+    """When a live stream began, what it missed, and which stream time was which time of day;
+    bounded.
 
     Stream times are seconds of the whole stream, real times are seconds since 1970 in UTC.
     """
 
-    stream: str = field(default_factory=lambda: uuid.uuid4().hex)  # another stream of the same camera has another
-    # Pairs of stream time and real time; both run alike between two of them. The first is the beginning.
+    # another stream of the same camera has another
+    stream: str = field(default_factory=lambda: uuid.uuid4().hex)
+    # Pairs of stream time and real time; both run alike between two of them. The first is the
+    # beginning.
     anchors: list[tuple[float, float]] = field(default_factory=list)
     gaps: list[StreamGap] = field(default_factory=list)  # the newest, oldest first
     gaps_in_all: int = 0
@@ -183,7 +227,10 @@ class WallClockLog:
     def begin_gap(self, from_s: float, why: str) -> None:
         """Begin a gap, unless the source is lost already."""
         if not self.lost:
-            self.gaps = [*self.gaps[1 - _MOST :], StreamGap(from_s, None, " ".join(why.split())[:200])]
+            self.gaps = [
+                *self.gaps[1 - _MOST :],
+                StreamGap(from_s, None, " ".join(why.split())[:200]),
+            ]
             self.gaps_in_all += 1
 
     def end_gap(self, to_s: float) -> StreamGap | None:
@@ -209,7 +256,8 @@ class WallClockLog:
         until_s = math.inf
         for stream_s, since_s in reversed(self.anchors):
             if since_s <= real_s:
-                # Real time between two anchors may be longer than stream time; the rest belongs to the next anchor.
+                # Real time between two anchors may be longer than stream time; the rest belongs to
+                # the next anchor.
                 return min(stream_s + real_s - since_s, until_s)
             until_s = stream_s
         return -math.inf
@@ -220,14 +268,19 @@ class WallClockLog:
         def date(real_s: float) -> str:
             return datetime.fromtimestamp(real_s, UTC).isoformat(timespec="seconds")
 
-        counts = {name: getattr(self, name) for name in ("gaps_in_all", "lost_s", "frames_dropped", "frames_damaged")}
+        counts = {
+            name: getattr(self, name)
+            for name in ("gaps_in_all", "lost_s", "frames_dropped", "frames_damaged")
+        }
         gaps = [{"from": date(self.real_time(one.from_s)), **asdict(one)} for one in self.gaps]
         dates = {"began": date(self.anchors[0][1]), "committed": date(self.committed_at)}
         return {**dates, "lost": self.lost, **counts, "gaps": gaps}
 
     @classmethod
     def read(cls, source: Mapping[str, Any] | None) -> WallClockLog | None:
-        """Return the log in the record of a source; None if it was not live. StateCorrupt if it makes no sense."""
+        """Return the log in the record of a source; None if it was not live. StateCorrupt if it
+        makes no sense.
+        """
         if (record := (source or {}).get("live")) is None:
             return None
         try:

@@ -1,11 +1,13 @@
-"""A state at a path, its lock, its commits, its kept ones: `StateStore` for a file system, `_BucketStore` for objects.
+"""A state at a path, its lock, its commits, its kept ones: `StateStore` for a file system,
+`_BucketStore` for objects.
 
-The suffix of the path chooses the form. A commit of `video.safetensors` that is kept lies beside it as
-`video.safetensors@000123.000s`; it is a complete state, and `*.safetensors` does not match it.
+The suffix of the path chooses the form. A commit of `video.safetensors` that is kept lies beside it
+as `video.safetensors@000123.000s`; it is a complete state, and `*.safetensors` does not match it.
 
-At `s3://`, `gs://` and `az://` the one file of `.safetensors` or `.pt` is an object, put whole by one conditional
-request. It replaces the object only if that is still the one which this writer has seen (`If-Match` with its ETag, or
-`If-None-Match: *` where nothing was), so a second writer is found without a lock. S3 takes at most 5 GB in one request.
+At `s3://`, `gs://` and `az://` the one file of `.safetensors` or `.pt` is an object, put whole by
+one conditional request. It replaces the object only if that is still the one which this writer has
+seen (`If-Match` with its ETag, or `If-None-Match: *` where nothing was), so a second writer is
+found without a lock. S3 takes at most 5 GB in one request.
 """
 
 from __future__ import annotations
@@ -34,14 +36,32 @@ from protokv.errors import (
     did_you_mean,
 )
 from protokv.state import commit as files
-from protokv.state.commit import explain_read_errors, explain_write_errors, lock, make_state_not_found, recover_state
+from protokv.state.commit import (
+    explain_read_errors,
+    explain_write_errors,
+    lock,
+    make_state_not_found,
+    recover_state,
+)
 from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
-from protokv.state.header import HEADER_KEY, MOST_HEADER_BYTES, State, StateHeader, seal_header, unseal_header
+from protokv.state.header import (
+    HEADER_KEY,
+    MOST_HEADER_BYTES,
+    State,
+    StateHeader,
+    seal_header,
+    unseal_header,
+)
 from protokv.state.sources import is_earlier_state, is_same_stream, read_fingerprints
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_invalid_character
 from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.bucket import explain_bucket_errors, fetch_bucket_file, list_by_prefix, open_bucket
+from protokv.video.bucket import (
+    explain_bucket_errors,
+    fetch_bucket_file,
+    list_by_prefix,
+    open_bucket,
+)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
@@ -50,13 +70,16 @@ _T = TypeVar("_T")
 
 StatePath = str | os.PathLike[str]
 
-STATE_FORMS: dict[str, StateForm] = {one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())}
+STATE_FORMS: dict[str, StateForm] = {
+    one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())
+}
 _DEFAULT_SUFFIX = SafetensorsForm.suffix
 
 # The name of a kept commit is that of the state with this appended, its stream time.
 _KEPT_SUFFIX = re.compile(r"@(\d{6,}\.\d{3})s$")
 
-# File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits take some of them.
+# File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits
+# take some of them.
 _LONGEST_STEM_BYTES = 200
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
@@ -65,15 +88,21 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 class StateStore:
     """A state at a path in the file system. As a context manager: the right to write there.
 
-    The path holds the old or the new state whole at any time. Every method raises `StateError`: `StateNotFound` if
-    nothing is there, `StateCorrupt` if it is damaged or hostile, `StateMismatch` if a newer version wrote it.
+    The path holds the old or the new state whole at any time. Every method raises `StateError`:
+    `StateNotFound` if nothing is there, `StateCorrupt` if it is damaged or hostile, `StateMismatch`
+    if a newer version wrote it.
     """
 
-    locked: bool = False  # a second writer is refused: after `__enter__`, but not on a file system without locks
+    # a second writer is refused: after `__enter__`, but not on a file system without locks
+    locked: bool = False
 
     def __init__(self, path: StatePath, form: StateForm, keep: int | None = None) -> None:
-        """Touch nothing yet. `keep` commits stay, including the current one; None: keep and remove nothing."""
-        self.path, self.form, self.keep = path, form, keep
+        """Touch nothing yet. `keep` commits stay, including the current one; None: keep and remove
+        nothing.
+        """
+        self.path = path
+        self.form = form
+        self.keep = keep
 
     @property
     def _target(self) -> Path:
@@ -81,9 +110,12 @@ class StateStore:
         return Path(os.path.realpath(self.path))
 
     def check_target(self) -> None:
-        """Make the folder. StateError if it cannot be made or written to, or what is there is no state."""
+        """Make the folder. StateError if it cannot be made or written to, or what is there is no
+        state.
+        """
         with explain_write_errors(self.path):
-            target, refused = self._target, f"cannot write the state {self.path}"
+            target = self._target
+            refused = f"cannot write the state {self.path}"
             target.parent.mkdir(parents=True, exist_ok=True)
             if not os.access(target.parent, os.W_OK):
                 why = f"{refused}: {Path(self.path).parent} is read-only"
@@ -94,7 +126,9 @@ class StateStore:
                 raise StateError(why, hint="choose another name")
 
     def __enter__(self) -> Self:
-        """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another has it."""
+        """Take the right to write, without waiting. StateError as `check_target`; StateLocked if
+        another has it.
+        """
         self.check_target()
         self._lock = self._hold()
         self.locked = self._lock.__enter__()
@@ -109,44 +143,61 @@ class StateStore:
         self._lock.__exit__(None, None, None)
 
     def commit(self, state: State) -> int:
-        """Put a state in place atomically and durably; return its stored bytes. One thread at a time may call this.
+        """Put a state in place atomically and durably; return its stored bytes. One thread at a
+        time may call this.
 
-        The old one becomes a kept commit if it is an earlier moment of the same stream and `keep` is above 1. It is
-        still there after a StateError, which is StateLocked if another writer has committed meanwhile.
+        The old one becomes a kept commit if it is an earlier moment of the same stream and `keep`
+        is above 1. It is still there after a StateError, which is StateLocked if another writer has
+        committed meanwhile.
         """
         old = None
         if self.keep is not None and self.keep > 1:
             with suppress(StateNotFound, StateCorrupt, StateMismatch):
                 old, _ = self.read_header()
-        self._replace(state, _name_kept(old) if old is not None and is_earlier_state(old, state) else None)
+        self._replace(
+            state, _name_kept(old) if old is not None and is_earlier_state(old, state) else None
+        )
         if self.keep is not None:
-            # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
+            # The new state is in place. A writer that may not list or remove leaves the others to
+            # the next commit.
             with suppress(StateError):
                 self._retire_others(state, self.keep)
         return self.read_header()[1]
 
     def _replace(self, state: State, kept: str | None) -> None:
-        """Put a state in place; the old one gets a name that ends in `kept`, unless something has it."""
+        """Put a state in place; the old one gets a name that ends in `kept`, unless something has
+        it.
+        """
         self.check_target()
         with explain_write_errors(self.path):
             target = self._target
             past = target.with_name(target.name + (kept or ""))
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+            tensors = {
+                name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()
+            }
             plain = replace(state, tensors=tensors)
             document = seal_header(plain)
             past_or_none = None if os.path.lexists(past) or not kept else past
-            files.replace_state(target, lambda path: self.form.write(path, document, plain), past_or_none)
+            files.replace_state(
+                target, lambda path: self.form.write(path, document, plain), past_or_none
+            )
 
     def _retire_others(self, state: State, keep: int) -> None:
         """Remove all kept commits of this stream but the last ones, the oldest last."""
         ours = [(header, at) for at, header in self.list_kept() if is_same_stream(header, state)]
-        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_earlier_state(header, state))
+        past = sorted(
+            (header.clock.stream_time_s, at)
+            for header, at in ours
+            if is_earlier_state(header, state)
+        )
         stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
         for at in {at for _, at in ours} - stay:
             self._retire(at)
 
     def look(self, read: Callable[[StoredState], _T], at: str | None = None) -> _T:
-        """Return `read(stored)` of the kept commit `at` or the current state; again if it was replaced meanwhile."""
+        """Return `read(stored)` of the kept commit `at` or the current state; again if it was
+        replaced meanwhile.
+        """
         path = at or self.path
         target = Path(os.path.realpath(path))
 
@@ -164,7 +215,8 @@ class StateStore:
                         raise StateCorrupt(f"it is no {self.form.suffix}")
                     found = read(self.form.map(target))
                 except Exception:
-                    # A folder may have been read in part from the old state, and in part from the new one.
+                    # A folder may have been read in part from the old state, and in part from the
+                    # new one.
                     if identify() == seen:
                         raise
                     continue
@@ -172,11 +224,15 @@ class StateStore:
                     return found
 
     def read_header(self, at: str | None = None) -> tuple[StateHeader, int]:
-        """Read and verify the header alone; return it and the stored bytes of the state, without kept commits."""
+        """Read and verify the header alone; return it and the stored bytes of the state, without
+        kept commits.
+        """
         return self.look(lambda stored: (stored.header, stored.nbytes), at)
 
     def list_kept(self) -> Iterator[tuple[str, StateHeader]]:
-        """Yield where each kept commit is, of any stream, and its header. Skip what only has such a name."""
+        """Yield where each kept commit is, of any stream, and its header. Skip what only has such a
+        name.
+        """
         ours, places = self._list_places()
         for at in places:
             if (named := _KEPT_SUFFIX.search(at)) and at[: named.start()] == ours:
@@ -208,7 +264,9 @@ class _BucketStore(StateStore):
         self._mode: PutMode = "create"
 
     def check_target(self) -> None:
-        """Ask for the object, and remember which one is there; of a missing one, ask for its bucket."""
+        """Ask for the object, and remember which one is there; of a missing one, ask for its
+        bucket.
+        """
         with _explain(self._address, "write"):
             try:
                 self._mode = _condition(self._bucket.head(self._key))
@@ -232,7 +290,10 @@ class _BucketStore(StateStore):
                     put = self._bucket.put(self._key, path, mode=self._mode, use_multipart=False)
                 except (AlreadyExistsError, PreconditionError) as error:
                     why = f"the state {self._address} was committed to by another writer meanwhile"
-                    hint = "it is not overwritten; continue from the state that is there now, or write elsewhere"
+                    hint = (
+                        "it is not overwritten; continue from the state that is there now, or "
+                        "write elsewhere"
+                    )
                     raise StateLocked(why, hint=hint) from error
             self._mode = _condition(put)
 
@@ -248,7 +309,9 @@ class _BucketStore(StateStore):
         """Read the header alone: of a `.safetensors` without the tensors."""
         address = at or self._address
         with _explain(address, "read"):
-            found = self._bucket.get(open_bucket(address)[1], options={"range": (0, 2 * MOST_HEADER_BYTES)})
+            found = self._bucket.get(
+                open_bucket(address)[1], options={"range": (0, 2 * MOST_HEADER_BYTES)}
+            )
             start = found.bytes().to_bytes()
         length = int.from_bytes(start[:8], "little")
         if self.form.suffix == ".safetensors" and length <= len(start) - 8:
@@ -267,8 +330,12 @@ class _BucketStore(StateStore):
 
 
 def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
-    """Return the condition that this object is still there. Google asks for a version, the others for a tag."""
-    return cast("UpdateVersion", {name: found[name] for name in ("e_tag", "version") if found.get(name)})
+    """Return the condition that this object is still there. Google asks for a version, the others
+    for a tag.
+    """
+    return cast(
+        "UpdateVersion", {name: found[name] for name in ("e_tag", "version") if found.get(name)}
+    )
 
 
 @contextmanager
@@ -293,10 +360,13 @@ def is_remote_state(path: StatePath) -> bool:
 
 
 def make_state_name(stem: str) -> str:
-    """Return the file name of a state for what it is of; a long one is cut, and ends in a digest of all of it."""
+    """Return the file name of a state for what it is of; a long one is cut, and ends in a digest of
+    all of it.
+    """
     name = os.fsencode(stem)
     if len(name) > _LONGEST_STEM_BYTES:
-        stem = f"{name[: _LONGEST_STEM_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(name).hexdigest()[:8]}"
+        kept = name[: _LONGEST_STEM_BYTES - 9].decode(errors="ignore")
+        stem = f"{kept}-{hashlib.sha256(name).hexdigest()[:8]}"
     return stem + _DEFAULT_SUFFIX
 
 
@@ -307,33 +377,47 @@ def find_state_suffix(path: StatePath) -> str | None:
 
 
 def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = None) -> StateStore:
-    """Return the store of a state at this path. With `to_read`, a file without a suffix has the default form.
+    """Return the store of a state at this path. With `to_read`, a file without a suffix has the
+    default form.
 
-    UnknownForm if the suffix names none or is that of a video, or the path is not UTF-8; StateError, ConfigError.
+    UnknownForm if the suffix names none or is that of a video, or the path is not UTF-8;
+    StateError, ConfigError.
     """
     if keep is not None and keep < 1:
         raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
     if find_invalid_character(str(path)) is not None:
         # Found out by the libraries of the forms only when a whole video is watched.
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
-    suffix, outside = find_state_suffix(path), is_remote_state(path)
+    suffix = find_state_suffix(path)
+    outside = is_remote_state(path)
     if to_read and suffix is None and not outside:
         if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
-            watch = f"watch it first: protokv ingest {path}; it writes {PurePath(path).stem}{_DEFAULT_SUFFIX}"
+            watch = (
+                f"watch it first: protokv ingest {path}; it writes "
+                f"{PurePath(path).stem}{_DEFAULT_SUFFIX}"
+            )
             raise UnknownForm(f"{path} is a video, not a state", hint=watch)
         suffix = _DEFAULT_SUFFIX
     known = {name: one for name, one in STATE_FORMS.items() if not (outside and one.is_folder)}
     if suffix not in known:
         why = f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}"
-        raise UnknownForm(why, hint=did_you_mean(PurePath(path).suffix, known) or "choose another name")
+        raise UnknownForm(
+            why, hint=did_you_mean(PurePath(path).suffix, known) or "choose another name"
+        )
     try:
-        return _BucketStore(str(path), known[suffix], keep) if outside else StateStore(path, known[suffix], keep)
+        return (
+            _BucketStore(str(path), known[suffix], keep)
+            if outside
+            else StateStore(path, known[suffix], keep)
+        )
     except SourceError as error:
         raise StateError(error.message, hint=error.hint) from error
 
 
 def refuse_input_as_target(target: StatePath, *inputs: object) -> None:
-    """Refuse a target that is an input, also under another name. Inputs that are no existing paths are ignored."""
+    """Refuse a target that is an input, also under another name. Inputs that are no existing paths
+    are ignored.
+    """
     for one in inputs:
         with suppress(OSError, ValueError):
             if isinstance(one, str | os.PathLike) and Path(target).samefile(one):
@@ -342,7 +426,9 @@ def refuse_input_as_target(target: StatePath, *inputs: object) -> None:
 
 
 def check_state_replaceable(target: StatePath, state: StateHeader) -> None:
-    """Allow to replace a state of the same sources, or nothing. StateMismatch if something else is there."""
+    """Allow to replace a state of the same sources, or nothing. StateMismatch if something else is
+    there.
+    """
     try:
         there = read_fingerprints(find_store(target, to_read=True).read_header()[0])
     except StateNotFound:
@@ -351,4 +437,7 @@ def check_state_replaceable(target: StatePath, state: StateHeader) -> None:
         there = ()
     if not there or None in there or there != read_fingerprints(state):
         what = "the state of another stream" if there else "no state that can be read"
-        raise StateMismatch(f"{os.fspath(target)} is there already, and it is {what}", hint="replace it with --force")
+        raise StateMismatch(
+            f"{os.fspath(target)} is there already, and it is {what}",
+            hint="replace it with --force",
+        )

@@ -1,8 +1,10 @@
-"""`Thumbnails`: a few small pictures of a stream, kept with its memory, so that a state can be looked at.
+"""`Thumbnails`: a few small pictures of a stream, kept with its memory, so that a state can be
+looked at.
 
-The first picture of every 2^k-th step is kept, with the smallest k that leaves at most `most` of them, and that of the
-last step. So the pictures depend on nothing but the steps so far: a run that was interrupted keeps the same ones as a
-whole one, byte for byte. They are JPEGs of at most 160 pixels a side and 3 KiB. Nothing here decodes one from a state.
+The first picture of every 2^k-th step is kept, with the smallest k that leaves at most `most` of
+them, and that of the last step. So the pictures depend on nothing but the steps so far: a run that
+was interrupted keeps the same ones as a whole one, byte for byte. They are JPEGs of at most 160
+pixels a side and 3 KiB. Nothing here decodes one from a state.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ from protokv.core.tensors import TensorSpec
 
 _Picture = NDArray[np.uint8]
 
-# Pictures to keep: 9 to 17 fit into a row of a page and show the course of a video, in 15 to 40 KiB.
-DEFAULT_THUMBNAILS, MOST_THUMBNAILS = 16, 256
+# Pictures to keep: 9 to 17 fit into a row of a page and show the course of a video, in 15 to 40
+# KiB.
+DEFAULT_THUMBNAILS = 16
+MOST_THUMBNAILS = 256
 
 # Of a picture: pixels a side, bytes, and qualities, tried in this order until it is small enough.
-THUMBNAIL_SIDE, MOST_THUMBNAIL_BYTES, _QUALITIES = 160, 3 << 10, (65, 45, 25)
+THUMBNAIL_SIDE = 160
+MOST_THUMBNAIL_BYTES = 3 << 10
+_QUALITIES = (65, 45, 25)
 
 _JPEG, _STEP, _TIME = (f"thumbnails.{name}" for name in ("jpeg", "step", "time_s"))
 
@@ -54,22 +60,28 @@ class Thumbnails(SessionAttachment):
     def declare() -> tuple[TensorSpec, ...]:
         """Declare the files and what they are of; a state may have none."""
         what = "JPEG files of some steps, each with zeros at its end"
-        axis, most = ("thumbnail",), (MOST_THUMBNAILS + 1,)
+        axis = ("thumbnail",)
+        most = (MOST_THUMBNAILS + 1,)
         files = (*axis, "thumbnail_byte"), (*most, MOST_THUMBNAIL_BYTES)
         return (
             TensorSpec(_JPEG, *files, torch.uint8, what, optional=True),
             TensorSpec(_STEP, axis, most, torch.int64, "their steps", "step", optional=True),
-            TensorSpec(_TIME, axis, most, torch.float64, "their stream times", "seconds", optional=True),
+            TensorSpec(
+                _TIME, axis, most, torch.float64, "their stream times", "seconds", optional=True
+            ),
         )
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor]) -> Thumbnails | None:
-        """Return those of a state; None if it has none. StateCorrupt if a tensor is missing or of another shape."""
+        """Return those of a state; None if it has none. StateCorrupt if a tensor is missing or of
+        another shape.
+        """
         own = {spec.name: tensors[spec.name] for spec in cls.declare() if spec.name in tensors}
         if not own:
             return None
         check_tensor_shapes(own, [replace(spec, optional=False) for spec in cls.declare()])
-        found, files = cls(MOST_THUMBNAILS), [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
+        found = cls(MOST_THUMBNAILS)
+        files = [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
         found._kept = list(map(Thumbnail, own[_STEP].tolist(), own[_TIME].tolist(), files))
         return found
 
@@ -110,13 +122,20 @@ class Thumbnails(SessionAttachment):
 
 
 def make_thumbnail(image: _Picture) -> _Picture:
-    """Return an RGB picture `[h, w, 3]`, uint8, with at most `THUMBNAIL_SIDE` a side; of more it keeps over half."""
-    # Means of whole blocks take a sixth of the time of a filter, and every step is shrunk: it may be the last one.
-    return np.asarray(Image.fromarray(image).reduce(math.ceil(max(image.shape[:2]) / THUMBNAIL_SIDE)))
+    """Return an RGB picture `[h, w, 3]`, uint8, with at most `THUMBNAIL_SIDE` a side; of more it
+    keeps over half.
+    """
+    # Means of whole blocks take a sixth of the time of a filter, and every step is shrunk: it may
+    # be the last one.
+    return np.asarray(
+        Image.fromarray(image).reduce(math.ceil(max(image.shape[:2]) / THUMBNAIL_SIDE))
+    )
 
 
 def encode_thumbnail(picture: _Picture) -> bytes:
-    """Return a picture as a JPEG of at most `MOST_THUMBNAIL_BYTES`; a busy one loses detail, and then size."""
+    """Return a picture as a JPEG of at most `MOST_THUMBNAIL_BYTES`; a busy one loses detail, and
+    then size.
+    """
     image = Image.fromarray(picture)
     while True:
         for quality in _QUALITIES:

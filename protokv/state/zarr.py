@@ -2,12 +2,13 @@
 
     zarr.json                   the root group; its attribute "protokv" is the document
     bank/zarr.json              a group for each first part of the tensors' names
-    bank/key_center/zarr.json   an array for each tensor: shape, dtype, dimension names, units and meaning
-    bank/key_center/c.0.0.0.0   its numbers: one chunk, little-endian, uncompressed
+    bank/key_center/zarr.json   an array for each tensor: shape, dtype, dimension names, units and
+    meaning bank/key_center/c.0.0.0.0   its numbers: one chunk, little-endian, uncompressed
 
-bfloat16 is stored as uint16, and the attribute `torch_dtype` says so. A reader trusts nothing: every file is a plain
-one inside the folder, and an array is one chunk with the bytes of its shape, so that nothing decompresses or grows.
-Specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
+bfloat16 is stored as uint16, and the attribute `torch_dtype` says so. A reader trusts nothing:
+every file is a plain one inside the folder, and an array is one chunk with the bytes of its shape,
+so that nothing decompresses or grows. Specification:
+https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     import zarr
 
 # The metadata file of a group or an array, and its most bytes; that of the root has the document.
-_METADATA, _LIMIT_BYTES = "zarr.json", 2 << 20
+_METADATA = "zarr.json"
+_LIMIT_BYTES = 2 << 20
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPE_NAMES}
 
@@ -48,14 +50,17 @@ class ZarrForm(StateForm):
         """Write the folder. All threads have ended when this returns or raises."""
         import zarr
 
-        # The library's own store of files syncs none and needs hard links. In memory, numbers are not copied.
+        # The library's own store of files syncs none and needs hard links. In memory, numbers are
+        # not copied.
         files: dict[str, Any] = {}
         root = zarr.create_group(files, attributes={HEADER_KEY: json.loads(document)})
         known = {spec.name: spec for spec in state.specs}
         for name, tensor in sorted(state.tensors.items()):
             root.create_array(
                 name.replace(".", "/"),
-                data=(tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy(),
+                data=(
+                    tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+                ).numpy(),
                 chunks=tuple(max(1, n) for n in tensor.shape),
                 compressors=None,
                 chunk_key_encoding={"name": "default", "separator": "."},
@@ -68,7 +73,10 @@ class ZarrForm(StateForm):
         with ThreadPoolExecutor(4) as pool:  # disks sync several files at once
             list(
                 pool.map(
-                    lambda one: write_state_file(path / one, lambda to: to.write(files[one].as_buffer_like())), files
+                    lambda one: write_state_file(
+                        path / one, lambda to: to.write(files[one].as_buffer_like())
+                    ),
+                    files,
                 )
             )
         for one in reversed(folders):
@@ -97,11 +105,15 @@ class ZarrForm(StateForm):
         return StoredState(make_canonical_json(document), tensors, nbytes)
 
     def is_foreign(self, path: Path) -> bool:
-        """Return True for a file, and for a folder with something in it that is no state of ours."""
+        """Return True for a file, and for a folder with something in it that is no state of
+        ours.
+        """
         if not path.is_dir():
             return True
         root = path / _METADATA
-        return any(path.iterdir()) and not (root.is_file() and f'"{HEADER_KEY}"'.encode() in root.read_bytes())
+        return any(path.iterdir()) and not (
+            root.is_file() and f'"{HEADER_KEY}"'.encode() in root.read_bytes()
+        )
 
 
 def _describe(name: str, tensor: Tensor, known: TensorSpec | None) -> dict[str, Any]:
@@ -109,13 +121,17 @@ def _describe(name: str, tensor: Tensor, known: TensorSpec | None) -> dict[str, 
     attributes = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
     axes = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
     if known is not None and len(known.dims) == len(axes):
-        attributes |= {key: text for key, text in (("long_name", known.meaning), ("units", known.unit)) if text}
+        attributes |= {
+            key: text for key, text in (("long_name", known.meaning), ("units", known.unit)) if text
+        }
         axes = list(known.dims)
     return {"attributes": attributes, "dimension_names": axes}
 
 
 def _map_array(root: zarr.Group, name: str, path: Path) -> tuple[Tensor, int]:
-    """Return the mapped tensor of an array and its stored bytes. StateCorrupt if it is not as we write it."""
+    """Return the mapped tensor of an array and its stored bytes. StateCorrupt if it is not as we
+    write it.
+    """
     import zarr.codecs
 
     folder = name.replace(".", "/")
@@ -123,7 +139,8 @@ def _map_array(root: zarr.Group, name: str, path: Path) -> tuple[Tensor, int]:
     array = root[folder]
     if not isinstance(array, zarr.Array):
         raise StateCorrupt("it is no array")
-    shape, stored = array.shape, array.dtype.name
+    shape = array.shape
+    stored = array.dtype.name
     is_bfloat16 = (stored, array.attrs.get("torch_dtype")) == ("uint16", "bfloat16")
     dtype = torch.bfloat16 if is_bfloat16 else _DTYPES.get(stored)
     if dtype is None or array.ndim > 64:  # NumPy has no more
@@ -137,11 +154,15 @@ def _map_array(root: zarr.Group, name: str, path: Path) -> tuple[Tensor, int]:
     chunk = f"{folder}/{array.metadata.encode_chunk_key((0,) * len(shape))}"
     if (size := _measure(path, chunk)) != count * dtype.itemsize:
         raise StateCorrupt(f"{size} bytes instead of {count * dtype.itemsize}")
-    return torch.from_file(str(path / chunk), shared=False, size=count, dtype=dtype).reshape(shape), nbytes + size
+    return torch.from_file(str(path / chunk), shared=False, size=count, dtype=dtype).reshape(
+        shape
+    ), nbytes + size
 
 
 def _measure(root: Path, name: str) -> int:
-    """Return the bytes of a file of the folder. StateCorrupt if it is missing, a link, a device or too long."""
+    """Return the bytes of a file of the folder. StateCorrupt if it is missing, a link, a device or
+    too long.
+    """
     path = root / name
     try:
         found = path.stat()

@@ -1,7 +1,8 @@
 """Addresses of sources: which kind an address names, and how to show it without its secrets.
 
-A password may stand before the host, in the query or, with some cameras, in the path. `redact_source` leaves out the
-user, the password and the value of every parameter that is not known to be harmless.
+A password may stand before the host, in the query or, with some cameras, in the path.
+`redact_source` leaves out the user, the password and the value of every parameter that is not known
+to be harmless.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ LIVE = set(STREAMED_SOURCES) - {"http", "https"}
 
 # Parameters of cameras and of FFmpeg's protocols that are no secrets.
 _HARMLESS = """
-camera cam channel chan ch subtype stream profile res resolution track codec mode type pkt_size buffer_size fifo_size
-localaddr listen timeout latency
+camera cam channel chan ch subtype stream profile res resolution track codec mode type pkt_size
+buffer_size fifo_size localaddr listen timeout latency
 """
 _HIDDEN = "***"
 _PARAMETER = re.compile(r"([^/?&;=]+)=([^/?&;]*)")
 
 
 def source_kind(source: str) -> str:
-    """Return the kind of source that a text names: one of the above, `file`, or a scheme that nothing here reads."""
+    """Return the kind of source that a text names: one of the above, `file`, or a scheme that
+    nothing here reads.
+    """
     if source == "-" or re.fullmatch(r"pipe:\d*", source):
         return PIPE
     if re.fullmatch(r"/dev/video\d+", source):
@@ -48,7 +51,9 @@ def source_kind(source: str) -> str:
 
 
 def redact_source(source: str) -> str:
-    """Return the address without secrets, for states, logs and errors: `stdin` for a pipe, the name of a file."""
+    """Return the address without secrets, for states, logs and errors: `stdin` for a pipe, the name
+    of a file.
+    """
     kind = source_kind(source)
     if kind == PIPE:
         return "stdin"
@@ -60,16 +65,22 @@ def redact_source(source: str) -> str:
         _, host, path, query, _ = urlsplit(source)
     except ValueError:
         return f"{kind}://{_HIDDEN}"
-    return urlunsplit((kind, host.rpartition("@")[2], _without_values(path), _without_values(query), ""))
+    return urlunsplit(
+        (kind, host.rpartition("@")[2], _without_values(path), _without_values(query), "")
+    )
 
 
 def name_source(source: str) -> str:
-    """Return the source for messages: the whole path of a file or an object, an address without its secrets."""
+    """Return the source for messages: the whole path of a file or an object, an address without its
+    secrets.
+    """
     return source if source_kind(source) == "file" or in_bucket(source) else redact_source(source)
 
 
 def source_stem(source: str) -> str:
-    """Return a file name without suffix for the state of a source: `camera-1` for `rtsp://camera/1`."""
+    """Return a file name without suffix for the state of a source: `camera-1` for
+    `rtsp://camera/1`.
+    """
     if source_kind(source) == "file":
         return Path(source).stem
     text = redact_source(source).partition("://")[2] or redact_source(source)
@@ -79,4 +90,6 @@ def source_stem(source: str) -> str:
 
 def _without_values(text: str) -> str:
     # A query without names may be a token as a whole; a path has names of its own.
-    return _PARAMETER.sub(lambda one: one[0] if one[1].lower() in _HARMLESS.split() else f"{one[1]}={_HIDDEN}", text)
+    return _PARAMETER.sub(
+        lambda one: one[0] if one[1].lower() in _HARMLESS.split() else f"{one[1]}={_HIDDEN}", text
+    )

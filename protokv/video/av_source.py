@@ -1,8 +1,8 @@
 """Read video with PyAV: files, pipes, cameras and network streams, in one class.
 
-A file, and a video on a web server, which declares an end, are opened anew by every reading. Cameras, other network
-streams and pipes are read once, as they come. A live stream has the times of `ArrivalClock`, all others those of
-`PacketClock`.
+A file, and a video on a web server, which declares an end, are opened anew by every reading.
+Cameras, other network streams and pipes are read once, as they come. A live stream has the times of
+`ArrivalClock`, all others those of `PacketClock`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ import av
 from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
-from protokv.video.container import MAX_FRAME_PIXELS, SOURCE_TIMEOUT_S, explain_ffmpeg_error, open_container
+from protokv.video.container import (
+    MAX_FRAME_PIXELS,
+    SOURCE_TIMEOUT_S,
+    explain_ffmpeg_error,
+    open_container,
+)
 from protokv.video.decoding import FrameDecoder, FrameLosses, skip_to_key_frame
 from protokv.video.probe import StreamProbe, choose_video_stream, convert_frame_to_rgb, probe_stream
 from protokv.video.source import (
@@ -37,12 +42,15 @@ from protokv.video.source import (
 )
 from protokv.video.text_tracks import find_text_tracks, read_text_track
 
-# These containers have an index, and one clock from beginning to end. A seek aims this much earlier: FFmpeg goes by
-# the times of decoding.
-_WITH_INDEX, _EARLIER_S = {"mov", "matroska", "avi", "asf", "mxf"}, 2.0
+# These containers have an index, and one clock from beginning to end. A seek aims this much
+# earlier: FFmpeg goes by the times of decoding.
+_WITH_INDEX = {"mov", "matroska", "avi", "asf", "mxf"}
+_EARLIER_S = 2.0
 
-# How far a frame's time stamp may be from its arrival: HLS delivers whole segments, and the first ones are minutes old.
-_SLACK_S, _HLS_SLACK_S = 2.0, 60.0
+# How far a frame's time stamp may be from its arrival: HLS delivers whole segments, and the first
+# ones are minutes old.
+_SLACK_S = 2.0
+_HLS_SLACK_S = 60.0
 
 # Failures in a row of the demultiplexer of a file, which is asked again.
 _MOST_FAILURES = 1000
@@ -58,10 +66,12 @@ class _Opened(NamedTuple):
 
 
 class AVSource(Source):
-    """One video, read with PyAV. See `Source` for the contract, and `open_container` for the arguments.
+    """One video, read with PyAV. See `Source` for the contract, and `open_container` for the
+    arguments.
 
-    `size` is width and height of the frames to give; None: those of the first frame. Opening fails once `should_stop`,
-    asked while a pipe is waited for, returns True. SourceError: as `open_container`, or no picture can be had.
+    `size` is width and height of the frames to give; None: those of the first frame. Opening fails
+    once `should_stop`, asked while a pipe is waited for, returns True. SourceError: as
+    `open_container`, or no picture can be had.
     """
 
     decoder = "pyav"
@@ -76,11 +86,16 @@ class AVSource(Source):
         size: tuple[int, int] | None = None,
         should_stop: ShouldStop = never_stop,
     ) -> None:
-        self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_FRAME_PIXELS, size
-        self._options, self._timeout_s = options or {}, timeout_s
+        self.source = os.fspath(source)
+        self._max_pixels = max_pixels or MAX_FRAME_PIXELS
+        self._size = size
+        self._options = options or {}
+        self._timeout_s = timeout_s
         self._kind, self._name = address.source_kind(self.source), address.name_source(self.source)
-        self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
-        self._losses, self._why = FrameLosses(), ""
+        # holds the file, and goes with this source
+        self.copy: TemporaryDirectory[str] | None = None
+        self._losses = FrameLosses()
+        self._why = ""
         self._found: StreamProbe | None = None
         self._opened: _Opened | None = self._open(should_stop)
         self._found = self._opened.found
@@ -111,9 +126,14 @@ class AVSource(Source):
 
     def _open(self, should_stop: ShouldStop = never_stop) -> _Opened:
         """Open the source; the first time, look at its first frame."""
-        self._should_stop, losses = should_stop, FrameLosses()
+        self._should_stop = should_stop
+        losses = FrameLosses()
         container = open_container(
-            self.source, self._max_pixels, self._options, self._timeout_s, lambda: self._should_stop()
+            self.source,
+            self._max_pixels,
+            self._options,
+            self._timeout_s,
+            lambda: self._should_stop(),
         )
         stream, notes = choose_video_stream(container, self._name, self._max_pixels)
         self.texts = find_text_tracks(container) if self._kind == "file" else ()
@@ -121,7 +141,9 @@ class AVSource(Source):
         if self._found is not None:
             return _Opened(container, stream, losses, self._found._replace(packets=packets))
         try:
-            found = probe_stream(self._name, self._kind, container, stream, packets, self._max_pixels)
+            found = probe_stream(
+                self._name, self._kind, container, stream, packets, self._max_pixels
+            )
         except SourceUnreadable as error:
             raise SourceUnreadable(error.message + self._why, hint=error.hint) from error
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
@@ -132,9 +154,12 @@ class AVSource(Source):
 
     def _describe(self, container: Any, found: StreamProbe) -> None:
         """Set what stays the same for every reading."""
-        self.timing, self.plain = found.timing, found.plain
+        self.timing = found.timing
+        self.plain = found.plain
         # A fragmented MP4 has no index.
-        indexed = found.info.container in _WITH_INDEX and (found.indexed or found.info.container != "mov")
+        indexed = found.info.container in _WITH_INDEX and (
+            found.indexed or found.info.container != "mov"
+        )
         self._indexed = indexed and self._kind == "file"
         forms = set(container.format.name.split(","))
         # A playlist has a size of its own.
@@ -143,18 +168,27 @@ class AVSource(Source):
         slack_s = _HLS_SLACK_S if "hls" in forms else _SLACK_S
         self._slack_s = None if ends or self._kind == address.PIPE else slack_s
         width, height = self._size or (found.info.width, found.info.height)
-        info = replace(found.info, name=address.redact_source(self.source), width=width, height=height, seekable=ends)
+        info = replace(
+            found.info,
+            name=address.redact_source(self.source),
+            width=width,
+            height=height,
+            seekable=ends,
+        )
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":
             info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s)
         elif ends:
             # A video on a server is told from others by its address, size and length.
             digest = hashlib.sha256(f"{info.name} {container.size} {whole_s}".encode()).hexdigest()
-            info = replace(info, duration_s=self.timing.duration_s or whole_s or None, fingerprint=digest)
+            info = replace(
+                info, duration_s=self.timing.duration_s or whole_s or None, fingerprint=digest
+            )
         self.info = info
 
     def _packets(self, container: Any, stream: Any, losses: FrameLosses) -> Iterator[Any]:
-        failed, demux = 0, container.demux(stream)
+        failed = 0
+        demux = container.demux(stream)
         while not self._should_stop():
             try:
                 packet = next(demux)
@@ -163,7 +197,9 @@ class AVSource(Source):
             except Exception as error:
                 failed += 1
                 # IndexError: a packet of a stream that appeared in the middle. PyAV drops it.
-                if failed <= _MOST_FAILURES and (self._kind in ("file", address.PIPE) or isinstance(error, IndexError)):
+                if failed <= _MOST_FAILURES and (
+                    self._kind in ("file", address.PIPE) or isinstance(error, IndexError)
+                ):
                     demux = container.demux(stream)
                     continue
                 if self._kind == "file":
@@ -181,7 +217,8 @@ class AVSource(Source):
         given_s = -1.0
         if wanted.start_s > 0 and not wanted.from_beginning:
             for frame in drop_frames_before(self._decode(wanted, from_key=True), wanted.start_s):
-                # A decoder conceals damage by earlier frames: only a reading from the beginning gives the same frames.
+                # A decoder conceals damage by earlier frames: only a reading from the beginning
+                # gives the same frames.
                 if self._losses.met:
                     break
                 given_s = frame.time_s
@@ -194,13 +231,16 @@ class AVSource(Source):
 
     def _decode(self, wanted: FrameRequest, *, from_key: bool = False) -> Iterator[Frame]:
         """Decode from the beginning or, if asked, from the last key frame before the start."""
-        opened, self._opened = self._opened, None
+        opened = self._opened
+        self._opened = None
         if opened is None and not self.info.seekable:
             return
-        opened, sought = opened or self._open(), None
+        opened = opened or self._open()
+        sought = None
         if from_key and self._indexed and (sought := self._seek(opened, wanted.start_s)) is None:
             opened = self._open()
-        self._should_stop, self._losses = wanted.should_stop, opened.losses
+        self._should_stop = wanted.should_stop
+        self._losses = opened.losses
         self._losses.start_s = 0.0 if wanted.from_beginning else wanted.start_s
         with opened.container:
             decoding = self._start_decoding(opened, after_key=from_key, sought=sought is not None)
@@ -210,14 +250,22 @@ class AVSource(Source):
             yield from decoding.frames(settled, wanted.should_stop)
 
     def _seek(self, opened: _Opened, start_s: float) -> Iterator[Any] | None:
-        """Return the packets from a key frame at or before a time on; None if no seek leads to one."""
+        """Return the packets from a key frame at or before a time on; None if no seek leads to
+        one.
+        """
         try:
-            opened.container.seek(self.timing.ticks(max(0.0, start_s - _EARLIER_S)), stream=opened.stream)
+            opened.container.seek(
+                self.timing.ticks(max(0.0, start_s - _EARLIER_S)), stream=opened.stream
+            )
             packets = self._packets(opened.container, opened.stream, opened.losses)
             first = next(packets)
         except Exception:  # this container cannot seek
             return None
-        return chain([first], packets) if first.is_keyframe and self.timing.latest_s(first) <= start_s else None
+        return (
+            chain([first], packets)
+            if first.is_keyframe and self.timing.latest_s(first) <= start_s
+            else None
+        )
 
     def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoder:
         arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)

@@ -1,8 +1,9 @@
-"""Objects at `s3://`, `gs://` and `az://` addresses: list, identify, fetch. Videos and subtitles are read through it.
+"""Objects at `s3://`, `gs://` and `az://` addresses: list, identify, fetch. Videos and subtitles
+are read through it.
 
-`protokv.state.store` writes states with it. Credentials, region and endpoint come from the environment (`AWS_*`,
-`GOOGLE_*`, `AZURE_*`). The extra `object-store` is imported when a store is first used.
-https://developmentseed.org/obstore
+`protokv.state.store` writes states with it. Credentials, region and endpoint come from the
+environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`). The extra `object-store` is imported when a store is
+first used. https://developmentseed.org/obstore
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
-_HINT = "check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if you set it"
+_HINT = (
+    "check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL "
+    "if you set it"
+)
 _CHUNK_BYTES = 8 << 20
 
 
@@ -39,7 +43,9 @@ def open_bucket(address: str) -> tuple[ObjectStore, str]:
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
-        raise SourceUnreadable(f"{address} names no bucket", hint="expected s3://BUCKET/KEY, gs://... or az://...")
+        raise SourceUnreadable(
+            f"{address} names no bucket", hint="expected s3://BUCKET/KEY, gs://... or az://..."
+        )
     try:
         import obstore.store as stores
     except ImportError as error:
@@ -52,9 +58,11 @@ def open_bucket(address: str) -> tuple[ObjectStore, str]:
 
 
 def list_bucket(address: str) -> Iterator[tuple[str, str]]:
-    """Yield name and address of every object below a prefix or matching a pattern; the name omits the fixed part.
+    """Yield name and address of every object below a prefix or matching a pattern; the name omits
+    the fixed part.
 
-    The address ends in `/`, or contains `*`, `?` or `[...]`, which match slashes. SourceError as `fetch_bucket_file`.
+    The address ends in `/`, or contains `*`, `?` or `[...]`, which match slashes. SourceError as
+    `fetch_bucket_file`.
     """
     rest = open_bucket(address)[1]
     wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
@@ -65,7 +73,9 @@ def list_bucket(address: str) -> Iterator[tuple[str, str]]:
 
 
 def list_by_prefix(address: str) -> Iterator[str]:
-    """Yield the address of every object that begins with an address; none where listing is not allowed."""
+    """Yield the address of every object that begins with an address; none where listing is not
+    allowed.
+    """
     rest = open_bucket(address)[1]
     try:
         for path, found in _list(address, rest.rpartition("/")[0], offset=rest):
@@ -81,11 +91,15 @@ def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tupl
     store, rest = open_bucket(address)
     with explain_bucket_errors(address):
         for batch in store.list(folder or None, offset=offset):
-            yield from ((one["path"], address[: len(address) - len(rest)] + one["path"]) for one in batch)
+            yield from (
+                (one["path"], address[: len(address) - len(rest)] + one["path"]) for one in batch
+            )
 
 
 def fingerprint_bucket_video(address: str) -> str:
-    """Return what identifies the content of an object: sha256 of size and tag. SourceError as `fetch_bucket_file`."""
+    """Return what identifies the content of an object: sha256 of size and tag. SourceError as
+    `fetch_bucket_file`.
+    """
     store, key = open_bucket(address)
     with explain_bucket_errors(address):
         return _digest(store.head(key))
@@ -117,7 +131,9 @@ def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise SourceNotFound(f"there is nothing at {address}", hint="check the spelling of the address") from None
+        raise SourceNotFound(
+            f"there is nothing at {address}", hint="check the spelling of the address"
+        ) from None
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = escape_text(lines[0], 240) if lines else type(error).__name__

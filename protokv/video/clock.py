@@ -1,7 +1,8 @@
-"""How a stream counts its times, and one clock for all its packets: `PacketTiming`, `PacketClock` and `ArrivalClock`.
+"""How a stream counts its times, and one clock for all its packets: `PacketTiming`, `PacketClock`
+and `ArrivalClock`.
 
-One damaged byte must not turn ten seconds of video into hours of repeated frames, and a pause of hours must stay one.
-Knows no decoder.
+One damaged byte must not turn ten seconds of video into hours of repeated frames, and a pause of
+hours must stay one. Knows no decoder.
 """
 
 from __future__ import annotations
@@ -15,20 +16,29 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any
 
-# A longer gap than this is believed unless the next packets deny it; than that, if later ones, or the end, confirm it.
-_SHORT_GAP_S, LONGEST_GAP_S = 5.0, 600.0
+# A longer gap than this is believed unless the next packets deny it; than that, if later ones, or
+# the end, confirm it.
+_SHORT_GAP_S = 5.0
+LONGEST_GAP_S = 600.0
 
 # After a longer gap than this, a source that declares no end is taken for two that were joined.
 LONGEST_PAUSE_S = 12 * 3600.0
 
-# Key frames whose time stamps run back by more than this begin a new count; packets as a whole are reordered by less.
-_BACK_S, _REORDER_S = 0.25, 1.0
+# Key frames whose time stamps run back by more than this begin a new count; packets as a whole are
+# reordered by less.
+_BACK_S = 0.25
+_REORDER_S = 1.0
 
-# What is read ahead to confirm a leap, at most; and at least, of which a reordered packet needs more.
-_CONFIRM_S, _CONFIRM_PACKETS, _CONFIRM_BYTES = 10.0, 600, 64 << 20
-_LEAST_PACKETS, _LEAST_REORDERED = 2, 8
+# What is read ahead to confirm a leap, at most; and at least, of which a reordered packet needs
+# more.
+_CONFIRM_S = 10.0
+_CONFIRM_PACKETS = 600
+_CONFIRM_BYTES = 64 << 20
+_LEAST_PACKETS = 2
+_LEAST_REORDERED = 8
 
-# FFmpeg marks one of so many packets before a join as corrupt: counters of MPEG-TS begin anew there.
+# FFmpeg marks one of so many packets before a join as corrupt: counters of MPEG-TS begin anew
+# there.
 _MARKED_BEFORE = 4
 
 # A frame may say that it stays for this long, even after the end that the file declares.
@@ -52,9 +62,11 @@ class PacketTiming:
     interval_s: float = 0.04  # the usual distance of two frames
     duration_s: float | None = None  # stream time of the end that the source states
     declared_s: float | None = None  # the same, if it does not come from the times of the packets
-    confirmed_s: float = 0.0  # until when anything else than the packets of the pictures says that the source lasts
+    # until when anything else than the packets of the pictures says that the source lasts
+    confirmed_s: float = 0.0
     has_pts: bool = True  # the container has presentation times
-    delay: int = 0  # without them: how much later the decoding time of a frame is than that of its packet
+    # without them: how much later the decoding time of a frame is than that of its packet
+    delay: int = 0
 
     def time_s(self, ticks: int) -> float:
         """Return the stream time of a tick."""
@@ -69,12 +81,16 @@ class PacketTiming:
         return max(1, round(seconds / float(self.time_base)))
 
     def stamp(self, one: Any) -> int | None:
-        """Return the presentation ticks of a frame or a packet, or those of its decoding; None if it has none."""
+        """Return the presentation ticks of a frame or a packet, or those of its decoding; None if
+        it has none.
+        """
         ticks: int | None = one.pts if self.has_pts and one.pts is not None else one.dts
         return ticks
 
     def latest_s(self, packet: Any) -> float:
-        """Return the latest stream time at which the frame of a packet is shown; infinity if nothing tells."""
+        """Return the latest stream time at which the frame of a packet is shown; infinity if
+        nothing tells.
+        """
         ticks = self.stamp(packet)
         return math.inf if ticks is None else self.time_s(ticks + self.delay)
 
@@ -88,9 +104,9 @@ class PacketTiming:
 class PacketClock:
     """Moves the time stamps of packets so that they run on where they leap.
 
-    Stamps that leap and come back are damaged: their packets follow the one before, and no others are moved. Stamps
-    that stay behind are a join, where an encoder restarted or recordings were put together. Stamps that stay ahead are
-    a pause, if it is credible.
+    Stamps that leap and come back are damaged: their packets follow the one before, and no others
+    are moved. Stamps that stay behind are a join, where an encoder restarted or recordings were put
+    together. Stamps that stay ahead are a pause, if it is credible.
     """
 
     def __init__(
@@ -101,31 +117,49 @@ class PacketClock:
         on_join: Callable[[float], None],
         on_damage: Callable[[float, str], None],
     ) -> None:
-        """Begin before the first packet, or after a seek. The functions are called with the stream time, and why."""
-        self._timing, self._on_join, self._on_damage = timing, on_join, on_damage
+        """Begin before the first packet, or after a seek. The functions are called with the stream
+        time, and why.
+        """
+        self._timing = timing
+        self._on_join = on_join
+        self._on_damage = on_damage
         self._last = timing.origin if from_origin else None
         self._longest = 0  # pause so far that was believed
-        self.shift = self._moved = 0  # ticks that the joins so far added, and that are added to stamps now
-        self.excused: set[int] = set()  # stamps of packets that are marked as corrupt only because a join follows
-        end_s, ticks = timing.declared_s, timing.length
+        # ticks that the joins so far added, and that are added to stamps now
+        self.shift = self._moved = 0
+        # stamps of packets that are marked as corrupt only because a join follows
+        self.excused: set[int] = set()
+        end_s = timing.declared_s
+        ticks = timing.length
         self._limit = math.inf if end_s is None else timing.ticks(bound_declared_end(end_s))
         self._confirmed = timing.ticks(timing.confirmed_s + _HOLE_S)
-        self._gap, self._reorder = ticks(LONGEST_GAP_S), ticks(_REORDER_S)
-        self._back, self._short, self._pause = ticks(_BACK_S), ticks(_SHORT_GAP_S), ticks(LONGEST_PAUSE_S)
+        self._gap = ticks(LONGEST_GAP_S)
+        self._reorder = ticks(_REORDER_S)
+        self._back = ticks(_BACK_S)
+        self._short = ticks(_SHORT_GAP_S)
+        self._pause = ticks(LONGEST_PAUSE_S)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
-        """Give packets with the stamps that they should have, and None before one that begins a new count."""
+        """Give packets with the stamps that they should have, and None before one that begins a new
+        count.
+        """
         waiting: deque[Any] = deque()
         while (packet := waiting.popleft() if waiting else next(packets, None)) is not None:
             if (mark := _mark(packet)) is not None:
                 last = mark if self._last is None else self._last
                 known = mark + self.shift - last
-                if -self._reorder <= known <= self._gap and abs(known) < abs(mark + self._moved - last):
+                if -self._reorder <= known <= self._gap and abs(known) < abs(
+                    mark + self._moved - last
+                ):
                     # The damaged stamps are over: those of before go on.
                     self._moved = self.shift
                 ahead = mark + self._moved - last
                 back = ahead < -self._back and packet.is_keyframe
-                if ahead > self._short or back or (mark > self._limit and self._moved == self.shift):
+                if (
+                    ahead > self._short
+                    or back
+                    or (mark > self._limit and self._moved == self.shift)
+                ):
                     self._read_ahead(packets, waiting, packet, mark, last)
                     if self._settle_leap(packet, mark, last, [_mark(one) for one in waiting]):
                         yield None
@@ -145,8 +179,11 @@ class PacketClock:
         return any(one is not None and not -self._back <= one - last <= self._gap for one in keys)
 
     def _settle_leap(self, packet: Any, mark: int, last: int, later: list[int | None]) -> bool:
-        """Set the shift for a packet whose stamp leaps from `last`; return True if it begins a new count."""
-        at, step = mark + self.shift, packet.duration or self._timing.length(self._timing.interval_s)
+        """Set the shift for a packet whose stamp leaps from `last`; return True if it begins a new
+        count.
+        """
+        at = mark + self.shift
+        step = packet.duration or self._timing.length(self._timing.interval_s)
         stays = _stays(at, last, step, [one + self.shift for one in later if one is not None])
         if at > last and mark <= self._limit:
             # Slides are shown for about as long as those before them.
@@ -157,7 +194,11 @@ class PacketClock:
                 self._moved, self._longest = self.shift, max(self._longest, at - last)
                 return False
         # The first of them by time follows; packets are reordered.
-        run = [one for one in later[:_LEAST_REORDERED] if one is not None and abs(one - mark) <= self._reorder]
+        run = [
+            one
+            for one in later[:_LEAST_REORDERED]
+            if one is not None and abs(one - mark) <= self._reorder
+        ]
         self._moved = last + step - min([mark, *run])
         time_s = self._timing.time_s(last + step)
         if stays and mark <= self._limit:
@@ -167,7 +208,9 @@ class PacketClock:
         self._on_damage(time_s, f"time stamps jump to {self._timing.time_s(at):.0f} s")
         return False
 
-    def _read_ahead(self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int, last: int) -> None:
+    def _read_ahead(
+        self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int, last: int
+    ) -> None:
         """Let packets wait until they tell what becomes of the stamps after a packet."""
         least = _LEAST_PACKETS if packet.is_keyframe else _LEAST_REORDERED
         size = sum(one.size for one in waiting)
@@ -178,7 +221,8 @@ class PacketClock:
             if enough or (one := next(packets, None)) is None:
                 return
             waiting.append(one)
-            size, latest = size + one.size, _mark(one)
+            size = size + one.size
+            latest = _mark(one)
 
 
 def _mark(packet: Any) -> int | None:
@@ -187,12 +231,15 @@ def _mark(packet: Any) -> int | None:
 
 
 def _stays(at: int, last: int, step: int, later: list[int]) -> bool | None:
-    """Return whether stamps that leap from `last` to `at` go on there, and not where they were; None if none follow."""
+    """Return whether stamps that leap from `last` to `at` go on there, and not where they were;
+    None if none follow.
+    """
     stays = None
     for mark in later if at > last else later[:_LEAST_REORDERED]:
         stays = 0 <= mark - at <= 2 * step or abs(mark - at) <= abs(mark - last)
         if stays:
-            step, at = max(step, mark - at), max(at, mark)
+            step = max(step, mark - at)
+            at = max(at, mark)
         else:
             last = max(last, mark)
     return stays
@@ -201,13 +248,16 @@ def _stays(at: int, last: int, step: int, later: list[int]) -> bool | None:
 class ArrivalClock:
     """Times of the frames of one live connection, from 0 on and strictly increasing.
 
-    Cameras begin with a frame without a time stamp, jump back to 0, and drift; networks deliver in bursts. Frames keep
-    their own spacing while it agrees with their arrival within `slack_s`; else the arrival counts. `clock` gives
-    seconds that only go forward. `later_s` is how much later the times are than the frames' own.
+    Cameras begin with a frame without a time stamp, jump back to 0, and drift; networks deliver in
+    bursts. Frames keep their own spacing while it agrees with their arrival within `slack_s`; else
+    the arrival counts. `clock` gives seconds that only go forward. `later_s` is how much later the
+    times are than the frames' own.
     """
 
     def __init__(self, slack_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slack_s, self._clock, self.later_s = slack_s, clock, 0.0
+        self._slack_s = slack_s
+        self._clock = clock
+        self.later_s = 0.0
         self._began_s: float | None = None
         self._last_s = -_TICK_S
         self._last_own_s: float | None = None
@@ -215,14 +265,19 @@ class ArrivalClock:
 
     def begin_anew(self) -> None:
         """Let the next frame begin a new count."""
-        self._agreed, self._last_own_s = False, None
+        self._agreed = False
+        self._last_own_s = None
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets, and None before a key frame whose count begins anew."""
         last: int | None = None
         for packet in packets:
             mark = packet.pts if packet.dts is None else packet.dts
-            if mark is not None and last is not None and (last - mark) * packet.time_base > _REORDER_S:
+            if (
+                mark is not None
+                and last is not None
+                and (last - mark) * packet.time_base > _REORDER_S
+            ):
                 self.begin_anew()
                 if packet.is_keyframe:
                     yield None
@@ -232,7 +287,8 @@ class ArrivalClock:
     def __call__(self, own_s: float | None) -> float | None:
         """Return the time of the frame that has just arrived; None if a newer one came before it.
 
-        `own_s` is its time stamp; None if it has none. Decoders give frames out of order where packets are lost.
+        `own_s` is its time stamp; None if it has none. Decoders give frames out of order where
+        packets are lost.
         """
         now_s = self._clock()
         self._began_s = now_s if self._began_s is None else self._began_s
@@ -244,5 +300,6 @@ class ArrivalClock:
             time_s = max(arrived_s, self._last_s + _TICK_S)
             self._agreed = own_s is not None
             self.later_s = self.later_s if own_s is None else time_s - own_s
-        self._last_s, self._last_own_s = time_s, own_s
+        self._last_s = time_s
+        self._last_own_s = own_s
         return time_s

@@ -1,9 +1,9 @@
 """PyAV: open a file, a pipe, a network address or a device, with limits on what FFmpeg may do.
 
-A file comes to FFmpeg as an open descriptor and a pipe as bytes, without names and protocols, and only in the formats
-of `_ALL_FORMATS`. So FFmpeg reads the one file, whatever it says. At an address it may speak
-only its protocols, so a playlist cannot name a file of this machine. A user's options go to FFmpeg unchanged. Errors
-show an address without its secrets.
+A file comes to FFmpeg as an open descriptor and a pipe as bytes, without names and protocols, and
+only in the formats of `_ALL_FORMATS`. So FFmpeg reads the one file, whatever it says. At an address
+it may speak only its protocols, so a playlist cannot name a file of this machine. A user's options
+go to FFmpeg unchanged. Errors show an address without its secrets.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFou
 from protokv.video import address
 from protokv.video.source import ShouldStop, never_stop
 
-# The demultiplexers that files may be read with, by content. None makes pictures of text or opens another file, as
-# those of playlists, scripts, sequences of images, MLV and VobSub do.
+# The demultiplexers that files may be read with, by content. None makes pictures of text or opens
+# another file, as those of playlists, scripts, sequences of images, MLV and VobSub do.
 _FORMATS = """
-mov matroska avi mpegts mpeg flv live_flv kux ogg asf rm wtv nut mxf gxf dv nsv nuv pva swf dhav lxf ivf ty film_cpk
-yuv4mpegpipe gif apng ser cine h261 h263 h264 hevc vvc evc m4v mpegvideo mjpeg mpjpeg smjpeg mxg vc1 vc1test av1 obu
-dirac dnxhd cavsvideo avs2 avs3 jpeg_pipe png_pipe webp_pipe bmp_pipe tiff_pipe
+mov matroska avi mpegts mpeg flv live_flv kux ogg asf rm wtv nut mxf gxf dv nsv nuv pva swf dhav
+lxf ivf ty film_cpk yuv4mpegpipe gif apng ser cine h261 h263 h264 hevc vvc evc m4v mpegvideo mjpeg
+mpjpeg smjpeg mxg vc1 vc1test av1 obu dirac dnxhd cavsvideo avs2 avs3 jpeg_pipe png_pipe webp_pipe
+bmp_pipe tiff_pipe
 """
 # Those without pictures are named so that the error says what they are, and for the sound of HLS.
 _ALL_FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav"))
@@ -37,7 +38,8 @@ _ALL_FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3",
 # What an address may give besides; WebVTT is the subtitles of HLS.
 _STREAMED = f"{_ALL_FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 
-# 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
+# 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can
+# make them take.
 MAX_FRAME_PIXELS = 8192 * 4352
 
 # Seconds without a packet after which a connection is lost.
@@ -53,7 +55,12 @@ _PROTOCOLS = {
     "srt": "srt,udp",
     "tcp": "tcp",
 }
-_DEVICES = {"v4l2": "video4linux2", "avfoundation": "avfoundation", "dshow": "dshow", "screen": "x11grab"}
+_DEVICES = {
+    "v4l2": "video4linux2",
+    "avfoundation": "avfoundation",
+    "dshow": "dshow",
+    "screen": "x11grab",
+}
 _OPTIONS = {
     # UDP loses packets, and a lost packet is a broken picture until the next key frame.
     "rtsp": {"rtsp_transport": "tcp"},
@@ -71,10 +78,12 @@ _ASK_S = 0.1
 _DISCARD_ALL = 48
 
 _HINTS = {
-    "file": "check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
+    "file": "check that the file was copied or recorded to its end; "
+    "`ffprobe FILE` shows what is in it",
     "screen": "set DISPLAY, or name it: screen::1; Wayland's screens are not read",
     "rtp": "where there is an SDP, pipe it in: "
-    "ffmpeg -protocol_whitelist file,rtp,udp -i X.sdp -c copy -f mpegts - | protokv ingest - -o STATE",
+    "ffmpeg -protocol_whitelist file,rtp,udp -i X.sdp -c copy -f mpegts - "
+    "| protokv ingest - -o STATE",
 }
 _HINT = "check the address, and that the source is running"
 
@@ -86,25 +95,32 @@ def open_container(
     timeout_s: float = SOURCE_TIMEOUT_S,
     should_stop: ShouldStop = never_stop,
 ) -> Any:
-    """Open a path or an address (`protokv.video.address`), and return PyAV's container, which is a context manager.
+    """Open a path or an address (`protokv.video.address`), and return PyAV's container, which is a
+    context manager.
 
-    A frame may have `max_pixels`, and `extra` are a user's own options for FFmpeg. An address, and every packet of it,
-    is waited for up to `timeout_s` seconds. A pipe ends once `should_stop` returns True.
+    A frame may have `max_pixels`, and `extra` are a user's own options for FFmpeg. An address, and
+    every packet of it, is waited for up to `timeout_s` seconds. A pipe ends once `should_stop`
+    returns True.
 
-    SourceNotFound: there is no such device or file. SourceDenied: the user or the password is wrong. SourceUnreadable:
-    it cannot be opened, or is no video. ConfigError: this build of FFmpeg cannot read such an address.
+    SourceNotFound: there is no such device or file. SourceDenied: the user or the password is
+    wrong. SourceUnreadable: it cannot be opened, or is no video. ConfigError: this build of FFmpeg
+    cannot read such an address.
     """
     text = os.fspath(source)
     kind = address.source_kind(text)
     # `-` and `pipe:` are stdin.
     pipe = _Pipe(int(text.partition(":")[2] or 0), should_stop) if kind == address.PIPE else None
-    number, where, form = None, pipe or text, _DEVICES.get(kind)
+    number = None
+    where = pipe or text
+    form = _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
     options = {"max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS, **(extra or {})}
     try:
         if kind == "file" and os.name == "posix":
-            number, where = os.open(text, os.O_RDONLY | os.O_NONBLOCK), "fd:"  # FFmpeg duplicates it
+            # FFmpeg duplicates it
+            number = os.open(text, os.O_RDONLY | os.O_NONBLOCK)
+            where = "fd:"
             options |= {"protocol_whitelist": "fd", "fd": str(number)}
         elif kind == "file":
             where, options["protocol_whitelist"] = f"file:{text}", "file"
@@ -124,9 +140,15 @@ def open_container(
             os.close(number)
 
 
-def _choose_options(kind: str, max_pixels: int, timeout_s: float, extra: Mapping[str, str]) -> dict[str, str]:
+def _choose_options(
+    kind: str, max_pixels: int, timeout_s: float, extra: Mapping[str, str]
+) -> dict[str, str]:
     plain = kind.removesuffix("s")
-    options = {"max_pixels": str(max_pixels), "analyzeduration": _ANALYSE_US, **_OPTIONS.get(plain, {})}
+    options = {
+        "max_pixels": str(max_pixels),
+        "analyzeduration": _ANALYSE_US,
+        **_OPTIONS.get(plain, {}),
+    }
     options["protocol_whitelist"] = _PROTOCOLS.get(plain, "file")
     if kind not in _DEVICES:
         options["format_whitelist"] = _STREAMED
@@ -144,11 +166,17 @@ def _name_device(text: str, kind: str) -> str:
     return rest or os.environ.get("DISPLAY", ":0") if kind == "screen" else rest
 
 
-def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None) -> ProtoKVError:
-    name, hint = address.name_source(text), _HINTS.get(kind, _HINT)
+def _refuse(
+    error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None
+) -> ProtoKVError:
+    name = address.name_source(text)
+    hint = _HINTS.get(kind, _HINT)
     why = explain_ffmpeg_error(error, None if kind == "file" else timeout_s)
     if kind == "file" and isinstance(error, av.error.ArgumentError):
-        why = f"expected a video file, {name} has a format that is not read: text, a playlist or a list of files"
+        why = (
+            f"expected a video file, {name} has a format that is not read: "
+            "text, a playlist or a list of files"
+        )
         return SourceUnreadable(why, hint="name the video file itself")
     if kind == "file":
         return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
@@ -156,12 +184,17 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
         return _refuse_pipe(pipe.head, name)
     match error:
         case av.error.FileNotFoundError() | av.error.HTTPNotFoundError():
-            return SourceNotFound(f"nothing is at {name}", hint="check the address, and that the device is there")
+            return SourceNotFound(
+                f"nothing is at {name}", hint="check the address, and that the device is there"
+            )
         case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
             return SourceDenied(f"{name} cannot be opened: {why}", hint="check user and password")
         case av.error.ProtocolNotFoundError():
             why = f"{kind}:// cannot be read: PyAV's FFmpeg was built without it"
-            hint = f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE"
+            hint = (
+                f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - "
+                "| protokv ingest - -o STATE"
+            )
             return ConfigError(why, hint=hint)
         case ConnectionRefusedError():
             hint = "check host and port, and that the source is on; --give-up 5m waits for it"
@@ -173,14 +206,21 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
         case av.error.InvalidDataError() if kind == "rtp":
             why += " (without its SDP only MPEG-TS in RTP can be read)"
         case ValueError() if kind in _DEVICES:
-            why = f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system"
-            hint = "Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; pipe others in"
+            why = (
+                f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system"
+            )
+            hint = (
+                "Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; "
+                "pipe others in"
+            )
             return ConfigError(why, hint=hint)
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
 
 
 def _tell_unknown_host(error: Exception, text: str) -> Exception:
-    """Return an error of FFmpeg, which says EIO where a host is not known; then one that says so."""
+    """Return an error of FFmpeg, which says EIO where a host is not known; then one that says
+    so.
+    """
     if getattr(error, "errno", None) == errno.EIO and (host := urlsplit(text).hostname):
         try:
             socket.getaddrinfo(host, None)
@@ -191,19 +231,25 @@ def _tell_unknown_host(error: Exception, text: str) -> Exception:
 
 def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
     if not head:
-        return SourceUnreadable(f"nothing came from {name}", hint="look at what the program before it says")
+        return SourceUnreadable(
+            f"nothing came from {name}", hint="look at what the program before it says"
+        )
     if head[4:] == b"ftyp":
         return make_mp4_index_error(name)
     why = f"{name} is not a video: FFmpeg knows no format that begins like it"
-    return SourceUnreadable(why, hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE")
+    return SourceUnreadable(
+        why, hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE"
+    )
 
 
 def make_mp4_index_error(name: object) -> SourceUnreadable:
     """Return the error for an MP4 that cannot be read as it comes in."""
     return SourceUnreadable(
-        f"{name} cannot be read as it comes in: it is an MP4 whose index comes after its pictures, or is damaged",
-        hint="download it first, or remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.mp4`, or as "
-        "MPEG-TS with `-f mpegts`",
+        f"{name} cannot be read as it comes in: it is an MP4 whose index comes after its pictures, "
+        "or is damaged",
+        hint="download it first, or remux it: "
+        "`ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.mp4`, or as MPEG-TS with "
+        "`-f mpegts`",
     )
 
 
@@ -214,12 +260,18 @@ def explain_ffmpeg_error(error: BaseException, timeout_s: float | None = None) -
     """
     if timeout_s is not None and isinstance(error, av.error.ExitError):
         return f"nothing came for {timeout_s:g} s"
-    text = getattr(error, "strerror", None) or (str(error) if timeout_s is None else "") or type(error).__name__
+    text = (
+        getattr(error, "strerror", None)
+        or (str(error) if timeout_s is None else "")
+        or type(error).__name__
+    )
     return str(text).splitlines()[0]
 
 
 def discard_other_streams(container: Any, stream: Any) -> None:
-    """Let the demultiplexer leave out the packets of all other streams. Older PyAV reads and drops them."""
+    """Let the demultiplexer leave out the packets of all other streams. Older PyAV reads and drops
+    them.
+    """
     for other in container.streams:
         if other is not stream:
             with suppress(AttributeError):
@@ -237,7 +289,9 @@ class _Pipe:
             os.fstat(number)
         except OSError as error:
             raise SourceUnreadable("stdin is closed", hint="pipe a video into it") from error
-        self._number, self._should_stop, self.head = number, should_stop, b""
+        self._number = number
+        self._should_stop = should_stop
+        self.head = b""
 
     def read(self, n: int) -> bytes:
         """Return up to `n` bytes; none only at the end."""

@@ -1,6 +1,8 @@
-"""From the packets of a video stream to its frames: one pass, which decodes, and the account of what is lost.
+"""From the packets of a video stream to its frames: one pass, which decodes, and the account of
+what is lost.
 
-Reading goes on after packets that cannot be decoded. Frames are converted to RGB only when somebody looks at them.
+Reading goes on after packets that cannot be decoded. Frames are converted to RGB only when somebody
+looks at them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
 # The first frame of these is a key frame; others may be recorded from anywhere in a stream.
 _BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
 
-# The header of these states a length; that of others comes from their last time stamps, or from their bytes.
+# The header of these states a length; that of others comes from their last time stamps, or from
+# their bytes.
 _STATING = {"mov", "flv", "asf"}
 
 # A source that ends this many seconds before the end that it declares is not cut short.
@@ -31,19 +34,24 @@ _WAITING_BYTES = 256 << 20
 
 
 class FrameLosses:
-    """The account of one reading from `start_s` on: which frames went into a decoder, came back, and are lost.
+    """The account of one reading from `start_s` on: which frames went into a decoder, came back,
+    and are lost.
 
-    Decoders give frames in order of presentation. A frame that is older than one that came back will never come, so
-    only awaited frames are kept and memory does not grow with the video.
+    Decoders give frames in order of presentation. A frame that is older than one that came back
+    will never come, so only awaited frames are kept and memory does not grow with the video.
     """
 
     def __init__(self) -> None:
         self.start_s = 0.0  # where the reading begins
-        self.met = False  # a decoder met damage, counted or not; frames missing at the end of a file are none
-        self.matching = True  # packets and frames are one to one; if not, a failure counts, and else the missing frame
-        self._last_s, self._awaited = -math.inf, set[float]()
+        # a decoder met damage, counted or not; frames missing at the end of a file are none
+        self.met = False
+        # packets and frames are one to one; if not, a failure counts, and else the missing frame
+        self.matching = True
+        self._last_s = -math.inf
+        self._awaited = set[float]()
         self._lost = self._damaged = 0
-        self._from_s, self._why = math.inf, ""
+        self._from_s = math.inf
+        self._why = ""
 
     def expect(self, time_s: float) -> None:
         """Note that a frame of this time went into a decoder."""
@@ -52,7 +60,9 @@ class FrameLosses:
             self._give_up(self._last_s)
 
     def take(self, time_s: float) -> bool:
-        """Note that a frame came back. Return False if it is not newer than the one before: leave it out."""
+        """Note that a frame came back. Return False if it is not newer than the one before: leave
+        it out.
+        """
         if time_s <= self._last_s:
             return False
         self._last_s = time_s
@@ -87,7 +97,9 @@ class FrameLosses:
 
     def add(self, time_s: float, why: str = "", *, lost: int = 0, damaged: int = 0) -> None:
         """Count frames, the first of them at this time."""
-        self._lost, self._damaged, self._why = self._lost + lost, self._damaged + damaged, self._why or why
+        self._lost = self._lost + lost
+        self._damaged = self._damaged + damaged
+        self._why = self._why or why
         self._from_s = min(self._from_s, time_s)
 
     @property
@@ -97,12 +109,19 @@ class FrameLosses:
             return SourceDamage()
         parts = [f"{format_count(self._lost, 'frame')} could not be decoded"] if self._lost else []
         if self._damaged:
-            parts.append(f"{format_count(self._damaged, 'frame')} {'is' if self._damaged == 1 else 'are'} damaged")
-        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s" + (f" ({self._why})" if self._why else "")
+            parts.append(
+                f"{format_count(self._damaged, 'frame')} {'is' if self._damaged == 1 else 'are'} "
+                "damaged"
+            )
+        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s" + (
+            f" ({self._why})" if self._why else ""
+        )
         return SourceDamage(self._lost, self._damaged, self._from_s, message)
 
 
-def skip_to_key_frame(timing: PacketTiming, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
+def skip_to_key_frame(
+    timing: PacketTiming, packets: Iterator[Any], start_s: float
+) -> Iterator[Any]:
     """Skip to the last key frame before the first packet that is later than `start_s`.
 
     If too much would have to wait, reading begins at the first key frame that waits.
@@ -112,7 +131,8 @@ def skip_to_key_frame(timing: PacketTiming, packets: Iterator[Any], start_s: flo
     for packet in packets:
         later = packet is not None and timing.latest_s(packet) > start_s
         if packet is not None and packet.is_keyframe and not later:
-            waiting, size = [], 0
+            waiting = []
+            size = 0
         waiting.append(packet)
         size += packet.size if packet is not None else 0
         if later or size > _WAITING_BYTES:
@@ -138,37 +158,51 @@ class FrameDecoder:
     ) -> None:
         """Begin before the first packet of PyAV's stream; with `sought`, after a seek.
 
-        `convert` makes a picture of PyAV's frame, when somebody looks at it. With `after_key`, frames shown before the
-        first key frame are dropped: they need packets that are not here, and never count as lost. A live stream has its
-        times from `arrivals`, and its frames are not matched with packets. `on_note` is told what is no damage.
+        `convert` makes a picture of PyAV's frame, when somebody looks at it. With `after_key`,
+        frames shown before the first key frame are dropped: they need packets that are not here,
+        and never count as lost. A live stream has its times from `arrivals`, and its frames are not
+        matched with packets. `on_note` is told what is no damage.
         """
         losses.matching = arrivals is None
         stream.codec_context.flush_buffers()
-        self._found, self._timing, self._stream, self._context = found, found.timing, stream, stream.codec_context
-        self.losses, self._convert, self._drop_leading, self._arrivals = losses, convert, after_key, arrivals
+        self._found = found
+        self._timing = found.timing
+        self._stream = stream
+        self._context = stream.codec_context
+        self.losses = losses
+        self._convert = convert
+        self._drop_leading = after_key
+        self._arrivals = arrivals
         self._is_hidden = _HIDDEN.get(found.info.codec)
         self._pixels = STALE_MEMORY_DECODERS.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
         self._next_ticks = found.timing.origin  # where a frame without a time stamp follows
-        self._corrupt_s: set[float] = set()  # times of frames whose packets the container marked as corrupt
+        # times of frames whose packets the container marked as corrupt
+        self._corrupt_s: set[float] = set()
         self._last_dts: int | None = None
         self._end_s = 0.0
         self._clock = PacketClock(
             found.timing,
             from_origin=not sought,
-            on_join=lambda time_s: on_note(f"at {time_s:.2f} s another recording is joined on: times go on"),
+            on_join=lambda time_s: on_note(
+                f"at {time_s:.2f} s another recording is joined on: times go on"
+            ),
             on_damage=losses.note_damage,
         )
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
-        """Give packets on the one clock of the reading, and None before those that begin a new count."""
+        """Give packets on the one clock of the reading, and None before those that begin a new
+        count.
+        """
         if self._arrivals is not None:
             yield from self._arrivals.settle(packets)
             return
         for packet in self._clock.settle(map(self._watch, packets)):
             if packet is not None and (ticks := self._timing.stamp(packet)) is not None:
                 time_s = self._timing.time_s(ticks)
-                self._end_s = max(self._end_s, time_s + (self._timing.stays_s(time_s, packet) or 0.0))
+                self._end_s = max(
+                    self._end_s, time_s + (self._timing.stays_s(time_s, packet) or 0.0)
+                )
             yield packet
 
     def _watch(self, packet: Any) -> Any:
@@ -188,13 +222,16 @@ class FrameDecoder:
             if packet is None:
                 # What comes next does not refer to what came before.
                 self._context.flush_buffers()
-                self._drop_leading, self._key_s = self._drop_leading or self._key_s is not None, None
+                self._drop_leading = self._drop_leading or self._key_s is not None
+                self._key_s = None
         self.losses.finish()
         if self._arrivals is None:
             self.check_end()
 
     def expected_s(self, packet: Any) -> float | None:
-        """Return the stream time of the frame that a packet should give; None if none is due or it is unknown."""
+        """Return the stream time of the frame that a packet should give; None if none is due or it
+        is unknown.
+        """
         if packet.pts is None or packet.is_discard or not self._timing.has_pts:
             return None
         hidden = self._is_hidden is not None and packet.size and self._is_hidden(memoryview(packet))
@@ -215,7 +252,9 @@ class FrameDecoder:
             self.losses.expect(due_s)
 
     def _decode(self, packet: Any) -> list[Any]:
-        """Return the decoder's frames for a packet, or its last ones for None. What fails is reported."""
+        """Return the decoder's frames for a packet, or its last ones for None. What fails is
+        reported.
+        """
         try:
             if self._pixels and packet is not None and self._pixels not in bytes(packet):
                 raise ValueError("a picture without pixels")
@@ -227,7 +266,9 @@ class FrameDecoder:
 
     def _place(self, decoded: Any) -> Frame | None:
         """Return a decoded frame at its time; None if it is to be left out."""
-        timing, losses, ticks = self._timing, self.losses, self._timing.stamp(decoded)
+        timing = self._timing
+        losses = self.losses
+        ticks = self._timing.stamp(decoded)
         time_s: float | None
         if self._arrivals is not None:
             time_s = self._arrivals(None if ticks is None else float(ticks * timing.time_base))
@@ -238,7 +279,9 @@ class FrameDecoder:
         if decoded.interlaced_frame:
             # The two fields of a frame may come in two packets.
             losses.matching = False
-        if time_s is None or (self._drop_leading and self._key_s is not None and time_s < self._key_s):
+        if time_s is None or (
+            self._drop_leading and self._key_s is not None and time_s < self._key_s
+        ):
             return None
         if time_s < 0:
             losses.note_damage(0.0, "a picture is before the beginning")
@@ -256,9 +299,13 @@ class FrameDecoder:
 
     def check_end(self) -> None:
         """Count frames that the index or the stated end promises after the last packet."""
-        timing, losses, end_s, missing = self._timing, self.losses, self._end_s, 0
+        timing = self._timing
+        losses = self.losses
+        end_s = self._end_s
+        missing = 0
         stated_s = timing.duration_s or 0.0
-        # Honest files are off by up to half a second, or two frames; a length that is guessed, by more.
+        # Honest files are off by up to half a second, or two frames; a length that is guessed, by
+        # more.
         honest_s = max(_HONEST_S, 2 * timing.interval_s)
         if self._found.indexed:
             after = timing.ticks(losses.start_s) - 1 if self._last_dts is None else self._last_dts
@@ -266,7 +313,9 @@ class FrameDecoder:
             # An edit list may cut away what the declared end counts, and not to the second.
             honest_s = max(2.0, 0.25 * stated_s)
         elif timing.declared_s is None:
-            honest_s = max(2.0, 0.02 * stated_s) if self._found.info.container in _STATING else math.inf
+            honest_s = (
+                max(2.0, 0.02 * stated_s) if self._found.info.container in _STATING else math.inf
+            )
         gap_s = stated_s - max(end_s, losses.start_s)
         if missing or gap_s > honest_s:
             missing = missing or max(1, round(gap_s / timing.interval_s))

@@ -1,9 +1,11 @@
-"""Read a video file with decord: the frames that PyAV gives, byte for byte; PyAV takes over at the first doubt.
+"""Read a video file with decord: the frames that PyAV gives, byte for byte; PyAV takes over at the
+first doubt.
 
-Known of decord 0.6.0: it decodes ahead without bound while its reader pauses, so frames are read in chunks, and a seek
-after each ends that. Where it cannot decode, it raises or repeats the last good frame, so a chunk counts only if no
-frame of it equals the one before; other damage that it conceals goes unnoticed. Its count is wrong in open groups of
-pictures, and its times are float32, so PyAV lists the times. Its FFmpeg of 2021 goes by the names of files.
+Known of decord 0.6.0: it decodes ahead without bound while its reader pauses, so frames are read in
+chunks, and a seek after each ends that. Where it cannot decode, it raises or repeats the last good
+frame, so a chunk counts only if no frame of it equals the one before; other damage that it conceals
+goes unnoticed. Its count is wrong in open groups of pictures, and its times are float32, so PyAV
+lists the times. Its FFmpeg of 2021 goes by the names of files.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _PIXELS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", 
 class DecordSource(AVSource):
     """Read one file with decord, and with PyAV where decord cannot. See `Source` for the contract.
 
-    Raises SourceUnreadable for a file that decord is not known to read exactly, or if decord cannot be loaded.
+    Raises SourceUnreadable for a file that decord is not known to read exactly, or if decord cannot
+    be loaded.
     """
 
     decoder = "decord"
@@ -39,28 +42,38 @@ class DecordSource(AVSource):
     def __init__(self, path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
         super().__init__(path, max_pixels)
         info = self.info
-        known = info.container in ("mov", "matroska") and info.codec in _CODECS and info.pixel_format in _PIXELS
+        known = (
+            info.container in ("mov", "matroska")
+            and info.codec in _CODECS
+            and info.pixel_format in _PIXELS
+        )
         if not (known and self.plain and Path(path).suffix.lower() in VIDEO_SUFFIXES) or self.notes:
             raise SourceUnreadable(
-                f"decord cannot read {info.name}: it is known to read only one plain, progressive track of 8 bits in "
-                f"MP4 and Matroska exactly, and this is {info.codec} as {info.pixel_format} in {info.container}",
+                f"decord cannot read {info.name}: it is known to read only one plain, progressive "
+                "track of 8 bits in "
+                f"MP4 and Matroska exactly, and this is {info.codec} as {info.pixel_format} in "
+                f"{info.container}",
                 hint="use the decoder pyav",
             )
         # decord must be imported after torch: the other order crashes (dmlc/decord#293, #263).
         import torch  # noqa: F401
 
-        # How often the library asks a slow decoder for the last frames of a file before it gives up.
+        # How often the library asks a slow decoder for the last frames of a file before it gives
+        # up.
         os.environ.setdefault("DECORD_EOF_RETRY_MAX", "20480")
         try:
             import decord
         except (ImportError, OSError, RuntimeError) as error:
-            raise SourceUnreadable(f"decord cannot be loaded: {error}", hint="use the decoder pyav") from error
+            raise SourceUnreadable(
+                f"decord cannot be loaded: {error}", hint="use the decoder pyav"
+            ) from error
         decord.logging.set_level(decord.logging.QUIET)
         self._decord = decord
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         listed = self._list_frames()
-        number, from_s = max(0, sum(time_s <= wanted.start_s for time_s, _ in listed) - 1), wanted.start_s
+        number = max(0, sum(time_s <= wanted.start_s for time_s, _ in listed) - 1)
+        from_s = wanted.start_s
         for image in chain.from_iterable(self._chunks(number, len(listed))):
             if wanted.should_stop():
                 return
@@ -71,12 +84,15 @@ class DecordSource(AVSource):
             yield from super()._read(wanted._replace(start_s=from_s))
 
     def _list_frames(self) -> list[tuple[float, float | None]]:
-        """Return time and duration of every frame, by time; nothing if decord may count them otherwise.
+        """Return time and duration of every frame, by time; nothing if decord may count them
+        otherwise.
 
-        So it is where the file is damaged, time stamps leap, or a frame after a key frame is shown before it.
+        So it is where the file is damaged, time stamps leap, or a frame after a key frame is shown
+        before it.
         """
         listed: list[tuple[float, float | None]] = []
-        key_s, opened = float("-inf"), self._open()
+        key_s = float("-inf")
+        opened = self._open()
         self._losses, decoding = opened.losses, self._start_decoding(opened)
         with opened.container:
             for packet in decoding.settle(opened.found.packets):
@@ -84,7 +100,12 @@ class DecordSource(AVSource):
                 if time_s is None or packet.is_corrupt or time_s < key_s:
                     return []
                 key_s = time_s if packet.is_keyframe else key_s
-                listed.append((time_s, float(packet.duration * self.timing.time_base) if packet.duration else None))
+                listed.append(
+                    (
+                        time_s,
+                        float(packet.duration * self.timing.time_base) if packet.duration else None,
+                    )
+                )
             decoding.check_end()
         listed.sort(key=lambda one: one[0])
         return listed if self.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
@@ -100,12 +121,20 @@ class DecordSource(AVSource):
                 chunk: list[np.ndarray] = []
                 while number < frames and len(chunk) < most:
                     frame = reader.next()
-                    # With another bridge set by the caller's code, decord gives that framework's tensors.
-                    image = np.asarray(frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy())
-                    if np.array_equal(image, before) or image.shape != (self.info.height, self.info.width, 3):
+                    # With another bridge set by the caller's code, decord gives that framework's
+                    # tensors.
+                    image = np.asarray(
+                        frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy()
+                    )
+                    if np.array_equal(image, before) or image.shape != (
+                        self.info.height,
+                        self.info.width,
+                        3,
+                    ):
                         return
                     chunk.append(image)
-                    before, number = image, number + 1
+                    before = image
+                    number = number + 1
                 reader.seek(0)
                 yield chunk
         except (self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):

@@ -1,7 +1,8 @@
-"""A look at the beginning of a video: which stream is watched, its shape, and how it counts its times.
+"""A look at the beginning of a video: which stream is watched, its shape, and how it counts its
+times.
 
-Stream time begins where the container begins, as in players: at its first picture or sound. So pictures, words and
-evidence have one origin.
+Stream time begins where the container begins, as in players: at its first picture or sound. So
+pictures, words and evidence have one origin.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, PacketTiming, bo
 from protokv.video.container import MAX_FRAME_PIXELS, make_mp4_index_error
 from protokv.video.source import Image, SourceInfo
 
-# AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture beside a track.
-_ATTACHED, _THUMBNAILS, _TILE, _STILL = 1 << 10, 1 << 11, 1 << 19, 1 << 20
+# AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture
+# beside a track.
+_ATTACHED = 1 << 10
+_THUMBNAILS = 1 << 11
+_TILE = 1 << 19
+_STILL = 1 << 20
 
 # Codecs of covers, in containers that do not count their frames.
 _PICTURES = {"mjpeg", "png", "apng", "webp", "bmp", "gif", "tiff", "jpegls", "jpeg2000"}
@@ -33,14 +38,16 @@ _PICTURES = {"mjpeg", "png", "apng", "webp", "bmp", "gif", "tiff", "jpegls", "jp
 # Pixels that are wider, or higher, than this are a damaged header.
 _WIDEST_PIXEL = 8
 
-# These decoders show old memory where a frame is cut short, unless they are told to refuse such frames; and where this
-# mark is missing, after which the pixels come.
+# These decoders show old memory where a frame is cut short, unless they are told to refuse such
+# frames; and where this mark is missing, after which the pixels come.
 STALE_MEMORY_DECODERS = {"mjpeg": b"\xff\xda"}
 
 # Packets that may fail, and bytes that are read, before the first frame.
-_MOST_FAILURES, _MOST_BYTES = 256, 256 << 20
+_MOST_FAILURES = 256
+_MOST_BYTES = 256 << 20
 
-# These have no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
+# These have no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of
+# decoding holds.
 _WITHOUT_PTS = {"avi", "asf"}
 
 # The header of these declares an end, apart from the times of the frames.
@@ -49,7 +56,8 @@ _DECLARING = {"avi", "matroska"}
 # The length that these state is counted from 0, and not from where they begin.
 _COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 
-# A length that is guessed from time stamps is none if it is this long and has fewer bits a second: stamps jump.
+# A length that is guessed from time stamps is none if it is this long and has fewer bits a second:
+# stamps jump.
 _FEWEST_BITS = 10_000
 
 # No camera gives more frames a second.
@@ -60,17 +68,23 @@ _NOTIMESTAMPS = 1 << 7
 
 
 def choose_video_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, list[str]]:
-    """Return the video stream that players show, its decoder limited, and what a user should know about the choice.
+    """Return the video stream that players show, its decoder limited, and what a user should know
+    about the choice.
 
-    That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers come last, also those
-    that are marked as tracks. The decoder refuses frames that are too large before it allocates them. It has one
-    thread: several may conceal damage in another order every time. SourceUnreadable: there are no pictures, or one that
-    is kept in tiles; or all frames are too large.
+    That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers
+    come last, also those that are marked as tracks. The decoder refuses frames that are too large
+    before it allocates them. It has one thread: several may conceal damage in another order every
+    time. SourceUnreadable: there are no pictures, or one that is kept in tiles; or all frames are
+    too large.
     """
     streams = [one for one in container.streams.video if one.codec_context is not None]
     if any(one.disposition & _TILE for one in streams):
-        why = f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together"
-        raise SourceUnreadable(why, hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`")
+        why = (
+            f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together"
+        )
+        raise SourceUnreadable(
+            why, hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`"
+        )
     streams = [one for one in streams if not one.disposition & _ATTACHED]
     if not streams:
         kinds = sorted({str(one.type) for one in container.streams}) or ["nothing"]
@@ -82,25 +96,37 @@ def choose_video_stream(container: Any, name: object, max_pixels: int) -> tuple[
         cover = one.frames == 1 or bool(one.disposition & (_THUMBNAILS | _STILL))
         cover = cover or (not one.frames and one.codec_context.name in _PICTURES)
         context = one.codec_context
-        return not cover, bool(one.disposition & 1), (context.width or 0) * (context.height or 0), one is best
+        return (
+            not cover,
+            bool(one.disposition & 1),
+            (context.width or 0) * (context.height or 0),
+            one is best,
+        )
 
     stream = max(streams, key=rank)
     context = stream.codec_context
-    width, height = context.width, context.height
+    width = context.width
+    height = context.height
     if width * height > max_pixels:
         raise _refuse_size(name, width, height, max_pixels)
     context.thread_count = 1
     checks = {"err_detect": "explode"} if context.name in STALE_MEMORY_DECODERS else {}
     context.options = {"max_pixels": str(max_pixels), **checks}
-    note = f"{len(streams)} video tracks: track {stream.index} of {width} x {height} pixels is watched"
+    note = (
+        f"{len(streams)} video tracks: track {stream.index} of {width} x {height} pixels is watched"
+    )
     return stream, [note] if len(streams) > 1 else []
 
 
 def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
     # Decoders fill whole blocks.
     pixels = -(-width // 64) * 64 * -(-height // 32) * 32
-    why = f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}"
-    return SourceUnreadable(why, hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down")
+    why = (
+        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}"
+    )
+    return SourceUnreadable(
+        why, hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down"
+    )
 
 
 class StreamProbe(NamedTuple):
@@ -115,19 +141,30 @@ class StreamProbe(NamedTuple):
 
 
 def probe_stream(
-    name: str, kind: str, container: Any, stream: Any, packets: Iterator[Any], max_pixels: int = MAX_FRAME_PIXELS
+    name: str,
+    kind: str,
+    container: Any,
+    stream: Any,
+    packets: Iterator[Any],
+    max_pixels: int = MAX_FRAME_PIXELS,
 ) -> StreamProbe:
     """Decode the first frame of PyAV's video stream, so that one without a picture is refused.
 
     SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
     """
-    context, first, failures, size = stream.codec_context, None, 0, 0
+    context = stream.codec_context
+    first = None
+    failures = 0
+    size = 0
     seen: list[Any] = []
     for packet in chain(packets, [None]):
         seen += [] if packet is None else [packet]
         size += 0 if packet is None else packet.size
-        if context.codec_tag in ("encv", "drmi") or (seen and seen[0].has_sidedata("encryption_info")):
-            why = f"{name} is encrypted: it has digital rights management"  # decoders make noise of it
+        if context.codec_tag in ("encv", "drmi") or (
+            seen and seen[0].has_sidedata("encryption_info")
+        ):
+            # decoders make noise of it
+            why = f"{name} is encrypted: it has digital rights management"
             raise SourceUnreadable(why, hint="name a copy that is not encrypted")
         try:
             first = next(iter(context.decode(packet)), None) if seen else None
@@ -136,7 +173,9 @@ def probe_stream(
         if first is not None or failures > _MOST_FAILURES or size > _MOST_BYTES:
             break
     if first is None:
-        raise _refuse_undecodable(name, kind, container, stream, seen[0] if seen else None, max_pixels)
+        raise _refuse_undecodable(
+            name, kind, container, stream, seen[0] if seen else None, max_pixels
+        )
     rotation, mirrored, degrees = _read_orientation(first)
     width, height = _shown_size(first.width, first.height, stream.sample_aspect_ratio)
     # 0 is unknown, 1 progressive.
@@ -144,7 +183,9 @@ def probe_stream(
     plain = plain and (width, height) == (first.width, first.height)
     notes = []
     if degrees % 90:
-        notes.append(f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only")
+        notes.append(
+            f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only"
+        )
     # FFmpeg guesses the rate of the clock where there are few frames.
     stamped = not container.format.flags & _NOTIMESTAMPS
     rates = (stream.average_rate if stamped else None, stream.guessed_rate)
@@ -178,7 +219,9 @@ def probe_stream(
 def _refuse_undecodable(
     name: str, kind: str, container: Any, stream: Any, first: Any, max_pixels: int
 ) -> SourceUnreadable:
-    """Return the error for a stream without one frame that can be decoded. `first` is its first packet, if any came."""
+    """Return the error for a stream without one frame that can be decoded. `first` is its first
+    packet, if any came.
+    """
     context = stream.codec_context
     if first is None and kind != "file" and "mov" in container.format.name:
         return make_mp4_index_error(name)
@@ -188,15 +231,21 @@ def _refuse_undecodable(
     av.logging.set_skip_repeated(False)
     with av.logging.Capture() as logs, suppress(Exception):
         afresh = av.CodecContext.create(context.codec.name, "r")
-        afresh.extradata, afresh.options = context.extradata, {"max_pixels": str(max_pixels)}
+        afresh.extradata = context.extradata
+        afresh.options = {"max_pixels": str(max_pixels)}
         afresh.decode(first)
     said = " ".join(text for _, _, text in logs)
     av.logging.set_skip_repeated(True)
     av.logging.set_level(before)
     if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
         return _refuse_size(name, int(large[1]), int(large[2]), max_pixels)
-    why = f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})"
-    hint = "the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it"
+    why = (
+        f"no frame of {name} can be decoded (container {container.format.name}, codec "
+        f"{context.name})"
+    )
+    hint = (
+        "the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it"
+    )
     return SourceUnreadable(why, hint=hint)
 
 
@@ -204,8 +253,8 @@ def _read_orientation(frame: Any) -> tuple[int, bool, int]:
     """Return how a frame asks to be shown, by its display matrix.
 
     Returns:
-        Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before that, and the degrees
-        clockwise that it asks for.
+        Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before
+        that, and the degrees clockwise that it asks for.
     """
     data = next((bytes(one) for one in frame.side_data if one.type.name == "DISPLAYMATRIX"), b"")
     # A point (x, y) goes to (a x + c y, b x + d y).
@@ -219,7 +268,9 @@ def _read_orientation(frame: Any) -> tuple[int, bool, int]:
 
 
 def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
-    """Return the size of a picture with square pixels: one side grows, as in browsers; above 8K, the other shrinks."""
+    """Return the size of a picture with square pixels: one side grows, as in browsers; above 8K,
+    the other shrinks.
+    """
     if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
         return width, height
     if (width * height * max(pixel, 1 / pixel) > MAX_FRAME_PIXELS) == (pixel > 1):
@@ -232,7 +283,9 @@ def convert_frame_to_rgb(frame: Any, info: SourceInfo) -> Image:
 
     A stream may change its size on the way; all its frames get one size.
     """
-    width, height = (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
+    width, height = (
+        (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
+    )
     image: Image = frame.to_ndarray(format="rgb24", width=width, height=height)
     if info.mirrored:
         image = image[:, ::-1]
@@ -240,8 +293,11 @@ def convert_frame_to_rgb(frame: Any, info: SourceInfo) -> Image:
 
 
 def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> PacketTiming:
-    """Return when a stream begins and ends, by its header and its first packet, as far as that is credible."""
-    name, base = container.format.name.split(",")[0], stream.time_base
+    """Return when a stream begins and ends, by its header and its first packet, as far as that is
+    credible.
+    """
+    name = container.format.name.split(",")[0]
+    base = stream.time_base
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
     own_s = _own_length_s(stream)
     declares = indexed or name in _DECLARING
@@ -266,17 +322,29 @@ def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Pa
     declared_s = stated_s if declares else None
     if declared_s is not None and whole_s is not None and name == "matroska":
         declared_s = max(declared_s, whole_s)
-    others = [one for one in container.streams if one is not stream and one.start_time is not None and one.duration]
-    ends_s = [float((one.start_time + one.duration) * one.time_base - origin * base) for one in others]
+    others = [
+        one
+        for one in container.streams
+        if one is not stream and one.start_time is not None and one.duration
+    ]
+    ends_s = [
+        float((one.start_time + one.duration) * one.time_base - origin * base) for one in others
+    ]
     if whole_s is not None and (declares or name == "flv"):
         ends_s.append(whole_s)
     confirmed_s = max([declared_s or 0.0, *ends_s])
-    return PacketTiming(base, origin, duration_s=stated_s, declared_s=declared_s, confirmed_s=confirmed_s)
+    return PacketTiming(
+        base, origin, duration_s=stated_s, declared_s=declared_s, confirmed_s=confirmed_s
+    )
 
 
 def _origin(container: Any, stream: Any, first: int, longest_s: float) -> int:
-    """Return the tick at which the container begins; that of the first packet, if that is far from there."""
-    base, own, whole = stream.time_base, stream.start_time, container.start_time
+    """Return the tick at which the container begins; that of the first packet, if that is far from
+    there.
+    """
+    base = stream.time_base
+    own = stream.start_time
+    whole = container.start_time
     if own is not None and (whole is None or abs(float(own * base) - whole / av.time_base) < 1e-5):
         stated = int(own)  # exact, where the container counts in microseconds
     elif whole is not None:
@@ -288,7 +356,9 @@ def _origin(container: Any, stream: Any, first: int, longest_s: float) -> int:
 
 
 def _own_length_s(stream: Any) -> float | None:
-    """Return the length of the pictures, as the stream, or a tag of Matroska in words, states it."""
+    """Return the length of the pictures, as the stream, or a tag of Matroska in words, states
+    it.
+    """
     if stream.duration:
         return float(stream.duration * stream.time_base)
     tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")

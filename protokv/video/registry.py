@@ -1,7 +1,8 @@
-"""`open_source`: every kind of source, the decoders of files, and what identifies a file. No decoder is imported early.
+"""`open_source`: every kind of source, the decoders of files, and what identifies a file. No
+decoder is imported early.
 
-A kind of source that lives in another package registers its scheme (`name` in `name://...`) as an entry point of the
-group `protokv.sources`: a function `(address, max_pixels) -> Source`.
+A kind of source that lives in another package registers its scheme (`name` in `name://...`) as an
+entry point of the group `protokv.sources`: a function `(address, max_pixels) -> Source`.
 """
 
 from __future__ import annotations
@@ -26,27 +27,33 @@ if TYPE_CHECKING:
 Decoder = Literal["auto", "pyav", "decord"]
 
 # At most 64 MiB are read, whatever the size: a fraction of a second.
-_PIECES, _PIECE = 1024, 64 << 10
+_PIECES = 1024
+_PIECE = 64 << 10
 
 
-def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, max_pixels: int | None = None) -> Source:
+def open_source(
+    source: str | os.PathLike[str], decoder: Decoder = "auto", *, max_pixels: int | None = None
+) -> Source:
     """Open a video.
 
     Args:
-        source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or an address of another kind
-            (`protokv.video.address.STREAMED_SOURCES`, or one of another package).
-        decoder: of a file. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary files, gives
-            the same frames, and leaves doubtful files to PyAV; its wheel carries an FFmpeg of 2021, so choose it only
-            for files that you trust.
+        source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or an address of
+            another kind (`protokv.video.address.STREAMED_SOURCES`, or one of another package).
+        decoder: of a file. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads
+            ordinary files, gives the same frames, and leaves doubtful files to PyAV; its wheel
+            carries an FFmpeg of 2021, so choose it only for files that you trust.
         max_pixels: the most that a frame may have, checked before it is decoded; None: 8K.
 
     Raises:
         SourceNotFound: nothing is there.
-        SourceUnreadable: no video can be read from it, or not by this decoder; or there is no such kind of source.
+        SourceUnreadable: no video can be read from it, or not by this decoder; or there is no such
+            kind of source.
         ConfigError: there is no such decoder.
     """
     if decoder not in get_args(Decoder):
-        raise ConfigError(f"there is no decoder {decoder!r}", hint=suggest_name(decoder, get_args(Decoder)))
+        raise ConfigError(
+            f"there is no decoder {decoder!r}", hint=suggest_name(decoder, get_args(Decoder))
+        )
     text = os.fspath(source)
     kind = source_kind(text)
     if kind == "file":
@@ -60,7 +67,9 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
     others = entry_points(group="protokv.sources")
     if kind not in others.names:
         known = ", ".join(("file", *STREAMED_SOURCES, *sorted(others.names)))
-        raise SourceUnreadable(f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {known}")
+        raise SourceUnreadable(
+            f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {known}"
+        )
     found: Source = others[kind].load()(text, max_pixels)
     return found
 
@@ -75,14 +84,18 @@ def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource
 
         kind = DecordSource
     source = kind(path, max_pixels)
-    source.info = replace(source.info, size_bytes=path.stat().st_size, fingerprint=fingerprint_video_file(path))
+    source.info = replace(
+        source.info, size_bytes=path.stat().st_size, fingerprint=fingerprint_video_file(path)
+    )
     return source
 
 
 def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Source:
-    """Open a copy, because decoders seek, and FFmpeg's own readers of stores do not know our credentials.
+    """Open a copy, because decoders seek, and FFmpeg's own readers of stores do not know our
+    credentials.
 
-    The fingerprint comes from metadata of the store: it is known without a copy, and differs from that of the file.
+    The fingerprint comes from metadata of the store: it is known without a copy, and differs from
+    that of the file.
     """
     folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
     path = Path(folder.name, PurePosixPath(address).name or "video")
@@ -95,8 +108,11 @@ def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Sour
     except OSError as error:
         folder.cleanup()
         why = f"cannot copy {address} to {path.parent}: {error.strerror or error}"
-        raise SourceUnreadable(why, hint="make room there, or name another folder with TMPDIR") from error
-    source.info, source.copy = replace(source.info, kind=address.partition("://")[0], fingerprint=digest), folder
+        raise SourceUnreadable(
+            why, hint="make room there, or name another folder with TMPDIR"
+        ) from error
+    source.info = replace(source.info, kind=address.partition("://")[0], fingerprint=digest)
+    source.copy = folder
     return source
 
 
@@ -116,25 +132,31 @@ def fingerprint_source(source: str) -> str | None:
 def _check_is_file(path: Path) -> None:
     """Refuse a path that is no readable file.
 
-    SourceNotFound: nothing is there. SourceUnreadable: it is a folder or a device, empty, or not to be read by this
-    user.
+    SourceNotFound: nothing is there. SourceUnreadable: it is a folder or a device, empty, or not to
+    be read by this user.
     """
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise SourceNotFound(f"no video at {path}", hint=_advice(path)) from None
     except (OSError, ValueError) as error:
-        raise SourceUnreadable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise SourceUnreadable(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     wrong = hint = ""
     if stat.S_ISDIR(status.st_mode):
-        wrong, hint = "a folder", "name one file in it"
+        wrong = "a folder"
+        hint = "name one file in it"
     elif not stat.S_ISREG(status.st_mode):
         # Such as /dev/stdin, a named pipe, or <(...) of a shell.
-        wrong, hint = "not a regular file", f"pipe it in: `... | protokv ingest -`, or `protokv ingest - < {path}`"
+        wrong = "not a regular file"
+        hint = f"pipe it in: `... | protokv ingest -`, or `protokv ingest - < {path}`"
     elif status.st_size == 0:
-        wrong, hint = "empty", "copy or record it again"
+        wrong = "empty"
+        hint = "copy or record it again"
     elif not os.access(path, os.R_OK):
-        wrong, hint = "not to be read by this user", "change its permissions, or copy it"
+        wrong = "not to be read by this user"
+        hint = "change its permissions, or copy it"
     if wrong:
         raise SourceUnreadable(f"expected a video file, {path} is {wrong}", hint=hint)
 
@@ -145,7 +167,9 @@ def _advice(path: Path) -> str:
     name = rest.lstrip("/")
     if scheme == "file":
         return f"write the path itself: /{name}"
-    if scheme.lower() in NETWORK_SCHEMES or (colon and rest.startswith("/") and scheme.isalnum() and len(scheme) > 1):
+    if scheme.lower() in NETWORK_SCHEMES or (
+        colon and rest.startswith("/") and scheme.isalnum() and len(scheme) > 1
+    ):
         return f"an address has two slashes: {scheme.lower()}://{name}"
     return "check the spelling of the path"
 
@@ -153,9 +177,9 @@ def _advice(path: Path) -> str:
 def fingerprint_video_file(path: Path) -> str:
     """Return the hex sha256 of size and content.
 
-    A file of up to 64 MiB is hashed whole. Of a larger one, 1,024 pieces of 64 KiB are: the first, the last, and evenly
-    spaced ones between them. A change of the size, or of a run of bytes longer than 1/1022 of the file, is seen; a
-    shorter one may not be.
+    A file of up to 64 MiB is hashed whole. Of a larger one, 1,024 pieces of 64 KiB are: the first,
+    the last, and evenly spaced ones between them. A change of the size, or of a run of bytes longer
+    than 1/1022 of the file, is seen; a shorter one may not be.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(size.to_bytes(8, "little"))

@@ -1,8 +1,8 @@
 """Sample frames by their time stamps and group them into the steps that a model is fed with.
 
-The k-th sampling time is exactly `k / fps`, and the sample is the frame shown at that time. So a video of variable rate
-is right, a slow one repeats frames, and reading from a later start gives the steps of an uninterrupted reading. Knows
-no files, decoders or models.
+The k-th sampling time is exactly `k / fps`, and the sample is the frame shown at that time. So a
+video of variable rate is right, a slow one repeats frames, and reading from a later start gives the
+steps of an uninterrupted reading. Knows no files, decoders or models.
 """
 
 from __future__ import annotations
@@ -42,15 +42,19 @@ class VideoStep:
     images: Image  # uint8 [F, h, w, 3]
     decoders: tuple[str, ...]  # of each image
     damage: SourceDamage = _WHOLE  # of the reading up to this step
-    mark: int = 0  # crc32 of the last image, to check on resuming that the same step was read before
+    # crc32 of the last image, to check on resuming that the same step was read before
+    mark: int = 0
 
 
-def sample_frames(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> Iterator[SampledFrame]:
+def sample_frames(
+    frames: Iterable[Frame], fps: float, start_s: float = 0.0
+) -> Iterator[SampledFrame]:
     """Give the frame shown at each `k / fps` from `start_s` on, up to the end of the last frame.
 
-    The last frame ends after its own duration. If it has none, it lasts as long as the gap before it, but at most
-    `1 / fps`: a reading that begins one sample earlier sees that gap and finds the same end. Before the first frame (a
-    damaged beginning) the first frame is shown. ConfigError as `check_sampled_fps`.
+    The last frame ends after its own duration. If it has none, it lasts as long as the gap before
+    it, but at most `1 / fps`: a reading that begins one sample earlier sees that gap and finds the
+    same end. Before the first frame (a damaged beginning) the first frame is shown. ConfigError as
+    `check_sampled_fps`.
     """
     check_sampled_fps(fps)
     k = max(0, math.ceil(start_s * fps - 1e-6))
@@ -58,19 +62,26 @@ def sample_frames(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> 
     gap_s = 1.0 / fps
     for frame in frames:
         while k / fps + SAMPLING_SLACK_S < frame.time_s:
-            # Hold no older frame: damaged pictures show what was in the memory that a decoder reuses.
+            # Hold no older frame: damaged pictures show what was in the memory that a decoder
+            # reuses.
             yield SampledFrame(k / fps, (current or frame).image, (current or frame).decoder)
             k += 1
         if current is not None:
             gap_s = min(frame.time_s - current.time_s, 1.0 / fps)
         current = frame
-    while current is not None and k / fps + SAMPLING_SLACK_S < current.time_s + (current.duration_s or gap_s):
+    while current is not None and k / fps + SAMPLING_SLACK_S < current.time_s + (
+        current.duration_s or gap_s
+    ):
         yield SampledFrame(k / fps, current.image, current.decoder)
         k += 1
 
 
-def group_frames(samples: Iterable[SampledFrame], frames_per_step: int, first_index: int = 0) -> Iterator[VideoStep]:
-    """Group samples into steps of `frames_per_step`; a short last one repeats its last, as in Qwen's processor."""
+def group_frames(
+    samples: Iterable[SampledFrame], frames_per_step: int, first_index: int = 0
+) -> Iterator[VideoStep]:
+    """Group samples into steps of `frames_per_step`; a short last one repeats its last, as in
+    Qwen's processor.
+    """
     samples = iter(samples)
     while group := list(islice(samples, frames_per_step)):
         yield make_video_step(first_index, group, frames_per_step)
@@ -82,7 +93,9 @@ def make_video_step(index: int, group: list[SampledFrame], frames_per_step: int)
     images = [one.image for one in group]
     images += [images[-1]] * (frames_per_step - len(images))
     decoders = tuple(one.decoder for one in group)
-    return VideoStep(index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image))
+    return VideoStep(
+        index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image)
+    )
 
 
 def read_steps(
@@ -95,16 +108,19 @@ def read_steps(
     mark: int | None = None,
     should_stop: ShouldStop = never_stop,
 ) -> Iterator[VideoStep]:
-    """Read the steps of a source from `first_index` on: by seeking, but equal to those of a reading from the start.
+    """Read the steps of a source from `first_index` on: by seeking, but equal to those of a reading
+    from the start.
 
-    `fps` samples are taken a second, and `frames_per_step` of them make a step. `from_beginning` is as for
-    `Source.frames`: a damaged file needs it to give the same steps again. `mark` is that of the step before, if it is
-    known: a seek that does not lead to its picture is replaced by a reading from the beginning. `should_stop` is asked
-    between frames and while waiting for one; a step that has begun is then dropped. ConfigError as `check_sampled_fps`.
+    `fps` samples are taken a second, and `frames_per_step` of them make a step. `from_beginning` is
+    as for `Source.frames`: a damaged file needs it to give the same steps again. `mark` is that of
+    the step before, if it is known: a seek that does not lead to its picture is replaced by a
+    reading from the beginning. `should_stop` is asked between frames and while waiting for one; a
+    step that has begun is then dropped. ConfigError as `check_sampled_fps`.
     """
     check_sampled_fps(fps)
     start_s = first_index * frames_per_step / fps
-    # Losses between the last sample that was taken and the first that is wanted belong to this reading.
+    # Losses between the last sample that was taken and the first that is wanted belong to this
+    # reading.
     begin_s = max(0.0, start_s - 1 / fps)
 
     def read(from_s: float, from_beginning: bool) -> Iterator[SampledFrame]:

@@ -1,8 +1,10 @@
-"""`Source`, the interface of all video sources, and `SourceSlice`, a part of one: frames in strictly increasing time.
+"""`Source`, the interface of all video sources, and `SourceSlice`, a part of one: frames in
+strictly increasing time.
 
-Times are seconds from the start of the stream, from time stamps and never from `index / rate`. A file may be read more
-than once: every call of `frames` reads afresh, and `damage` is that of the latest reading. A pipe or a camera is not
-`seekable` and may have no duration, size or fingerprint. Knows no models, sampling or memory.
+Times are seconds from the start of the stream, from time stamps and never from `index / rate`. A
+file may be read more than once: every call of `frames` reads afresh, and `damage` is that of the
+latest reading. A pipe or a camera is not `seekable` and may have no duration, size or fingerprint.
+Knows no models, sampling or memory.
 """
 
 from __future__ import annotations
@@ -32,18 +34,27 @@ def never_stop() -> bool:
 
 
 class Frame:
-    """One frame: `time_s` when it appears, `duration_s` how long it says that it stays (None: not said).
+    """One frame: `time_s` when it appears, `duration_s` how long it says that it stays (None: not
+    said).
 
-    `image` is uint8 RGB `[h, w, 3]`, turned the way the source says. It may be given as a function, which is called at
-    most once, on first use: a frame that nobody looks at is never converted. `decoder` is the one that decoded it.
+    `image` is uint8 RGB `[h, w, 3]`, turned the way the source says. It may be given as a function,
+    which is called at most once, on first use: a frame that nobody looks at is never converted.
+    `decoder` is the one that decoded it.
     """
 
     __slots__ = ("_image", "decoder", "duration_s", "time_s")
 
     def __init__(
-        self, time_s: float, image: Image | Callable[[], Image], duration_s: float | None = None, decoder: str = "none"
+        self,
+        time_s: float,
+        image: Image | Callable[[], Image],
+        duration_s: float | None = None,
+        decoder: str = "none",
     ) -> None:
-        self.time_s, self.duration_s, self.decoder, self._image = time_s, duration_s, decoder, image
+        self.time_s = time_s
+        self.duration_s = duration_s
+        self.decoder = decoder
+        self._image = image
 
     @property
     def image(self) -> Image:
@@ -59,7 +70,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """Facts about a source, known when it is opened. The same file gives the same info, however it is read."""
+    """Facts about a source, known when it is opened. The same file gives the same info, however it
+    is read.
+    """
 
     name: str  # file name without its folder
     kind: str  # as `protokv.video.address.source_kind`
@@ -69,18 +82,22 @@ class SourceInfo:
     pixel_format: str
     width: int  # square pixels as shown, after rotation
     height: int
-    rotation: int  # degrees counter-clockwise that the file asks for and that `image` has had: 0, 90, 180, 270
+    # degrees counter-clockwise that the file asks for and that `image` has had: 0, 90, 180, 270
+    rotation: int
     rate_fps: float | None  # average frames a second, as the source says; None: not said
     duration_s: float | None = None  # as the source says; None: not said, or without end
     size_bytes: int | None = None
-    fingerprint: str | None = None  # tells contents apart; a source without one is equal to no other
+    # tells contents apart; a source without one is equal to no other
+    fingerprint: str | None = None
     seekable: bool = True  # whether it can be read more than once, and from a later time
     mirrored: bool = False  # `image` was mirrored left to right before it was turned
 
 
 @dataclass(frozen=True)
 class SourceDamage:
-    """Frames that a reading could not give. `message` is one sentence for a user, empty if nothing is damaged."""
+    """Frames that a reading could not give. `message` is one sentence for a user, empty if nothing
+    is damaged.
+    """
 
     frames_lost: int = 0  # frames that the source holds or promises and that no decoder gave
     frames_damaged: int = 0  # frames given that their container or decoder had marked as corrupt
@@ -116,7 +133,9 @@ class TextTrack(NamedTuple):
 
 
 class SubtitleLine(NamedTuple):
-    """What is shown from `start_s` to `end_s` of the source, in one or more rows, with the markup of HTML or WebVTT."""
+    """What is shown from `start_s` to `end_s` of the source, in one or more rows, with the markup
+    of HTML or WebVTT.
+    """
 
     start_s: float
     end_s: float
@@ -136,7 +155,9 @@ class SubtitleLines(NamedTuple):
 
     def since(self, start_s: float) -> SubtitleLines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""
-        return self._replace(lines=tuple(line.shift(-start_s) for line in self.lines if line.end_s > start_s))
+        return self._replace(
+            lines=tuple(line.shift(-start_s) for line in self.lines if line.end_s > start_s)
+        )
 
 
 class FrameRequest(NamedTuple):
@@ -167,7 +188,9 @@ class Source(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of it that is no damage, a sentence each; reading may add some."""
+        """What a user should know of it that is no damage, a sentence each; reading may add
+        some.
+        """
         return self._notes
 
     def add_note(self, note: str) -> None:
@@ -178,25 +201,37 @@ class Source(ABC):
     @property
     @abstractmethod
     def damage(self) -> SourceDamage:
-        """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its start counts."""
+        """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its
+        start counts.
+        """
 
     def frames(
-        self, start_s: float = 0.0, *, from_beginning: bool = False, should_stop: ShouldStop = never_stop
+        self,
+        start_s: float = 0.0,
+        *,
+        from_beginning: bool = False,
+        should_stop: ShouldStop = never_stop,
     ) -> Iterator[Frame]:
-        """Give frames in strictly increasing time, beginning with the one shown at stream time `start_s`.
+        """Give frames in strictly increasing time, beginning with the one shown at stream time
+        `start_s`.
 
-        A source that is not seekable goes on where it stands. With `from_beginning` everything before `start_s` is
-        decoded, and its damage counts: so a damaged file gives the frames of an uninterrupted reading. The frames end
-        once `should_stop` returns True, which is asked between them and, at least every second, while waiting for one.
-        SourceUnreadable: the source is closed, or gone.
+        A source that is not seekable goes on where it stands. With `from_beginning` everything
+        before `start_s` is decoded, and its damage counts: so a damaged file gives the frames of an
+        uninterrupted reading. The frames end once `should_stop` returns True, which is asked
+        between them and, at least every second, while waiting for one. SourceUnreadable: the source
+        is closed, or gone.
         """
         if self._closed:
             raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
         start_s = max(0.0, float(start_s))
-        return self._read(FrameRequest(start_s, from_beginning, lambda: self._closed or should_stop()))
+        return self._read(
+            FrameRequest(start_s, from_beginning, lambda: self._closed or should_stop())
+        )
 
     def lines(self, number: int) -> SubtitleLines:
-        """Read the text track with this number, one of `texts`, before any frames; SourceUnreadable if it cannot be."""
+        """Read the text track with this number, one of `texts`, before any frames; SourceUnreadable
+        if it cannot be.
+        """
         raise SourceUnreadable(f"{self.info.name} has no text track {number}")
 
     @abstractmethod
@@ -205,7 +240,9 @@ class Source(ABC):
 
 
 def drop_frames_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
-    """Drop frames that are over before `start_s`: begin with the last one whose `time_s <= start_s`."""
+    """Drop frames that are over before `start_s`: begin with the last one whose `time_s <=
+    start_s`.
+    """
     last: Frame | None = None
     for frame in frames:
         if frame.time_s > start_s:
@@ -216,19 +253,29 @@ def drop_frames_before(frames: Iterable[Frame], start_s: float) -> Iterator[Fram
 
 
 class SourceSlice(Source):
-    """The part of a seekable source from `start_s` on, for `duration_s` (None: to its end); its times begin at 0.
+    """The part of a seekable source from `start_s` on, for `duration_s` (None: to its end); its
+    times begin at 0.
 
-    Its fingerprint names start and duration. Damage before or after it does not count. The source is closed with it.
-    ConfigError: the source is not seekable, or ends before the part begins.
+    Its fingerprint names start and duration. Damage before or after it does not count. The source
+    is closed with it. ConfigError: the source is not seekable, or ends before the part begins.
     """
 
-    def __init__(self, source: Source, start_s: float = 0.0, duration_s: float | None = None) -> None:
-        self._source, self._start_s, self._end_s = source, start_s, math.inf if duration_s is None else duration_s
-        self.texts, info = source.texts, source.info
+    def __init__(
+        self, source: Source, start_s: float = 0.0, duration_s: float | None = None
+    ) -> None:
+        self._source = source
+        self._start_s = start_s
+        self._end_s = math.inf if duration_s is None else duration_s
+        self.texts = source.texts
+        info = source.info
         if not info.seekable:
-            raise ConfigError(f"{info.name} cannot be read in parts", hint="leave out --start and --duration")
+            raise ConfigError(
+                f"{info.name} cannot be read in parts", hint="leave out --start and --duration"
+            )
         if duration_s is not None and not duration_s > 0:
-            raise ConfigError(f"a part of {duration_s:g} s holds nothing", hint="use a --duration above 0")
+            raise ConfigError(
+                f"a part of {duration_s:g} s holds nothing", hint="use a --duration above 0"
+            )
         if info.duration_s is not None and start_s >= info.duration_s:
             why = f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s"
             raise ConfigError(why, hint="use an earlier --start")
@@ -237,7 +284,9 @@ class SourceSlice(Source):
         self.info = replace(
             info,
             name=f"{info.name} from {start_s:g} s{length}",
-            duration_s=duration_s if info.duration_s is None else min(info.duration_s - start_s, self._end_s),
+            duration_s=duration_s
+            if info.duration_s is None
+            else min(info.duration_s - start_s, self._end_s),
             fingerprint=info.fingerprint and f"{info.fingerprint}@{part}",
         )
 
@@ -251,7 +300,11 @@ class SourceSlice(Source):
         """See `Source`; in the part's own time."""
         found = self._source.damage
         from_s = found.lost_from_s
-        return found if from_s is None else replace(found, lost_from_s=max(0.0, from_s - self._start_s))
+        return (
+            found
+            if from_s is None
+            else replace(found, lost_from_s=max(0.0, from_s - self._start_s))
+        )
 
     def lines(self, number: int) -> SubtitleLines:
         """See `Source`; in the part's own time."""
@@ -259,8 +312,12 @@ class SourceSlice(Source):
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         start_s, from_beginning, should_stop = wanted
-        end_s, start_s, last = self._end_s, start_s + self._start_s, None
-        frames = self._source.frames(start_s, from_beginning=from_beginning, should_stop=should_stop)
+        end_s = self._end_s
+        start_s = start_s + self._start_s
+        last = None
+        frames = self._source.frames(
+            start_s, from_beginning=from_beginning, should_stop=should_stop
+        )
         for frame in frames:
             time_s = max(0.0, frame.time_s - self._start_s)
             if last is not None:
@@ -269,7 +326,9 @@ class SourceSlice(Source):
                 return
             last = frame.move(time_s, frame.duration_s)
         if last is not None:
-            yield last.move(last.time_s, last.duration_s and min(last.duration_s, end_s - last.time_s))
+            yield last.move(
+                last.time_s, last.duration_s and min(last.duration_s, end_s - last.time_s)
+            )
 
     def close(self) -> None:
         """End any reading, and the source."""

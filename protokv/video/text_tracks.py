@@ -1,7 +1,8 @@
 """The text tracks of a container with PyAV, and their lines at the times of the pictures.
 
-Packets are taken as they are, since FFmpeg's decoders drop the times of words. Markup stays in the lines, except what
-only ASS has. Sizes are bounded: all text of a container is untrusted. Files of subtitles use it too, without PyAV.
+Packets are taken as they are, since FFmpeg's decoders drop the times of words. Markup stays in the
+lines, except what only ASS has. Sizes are bounded: all text of a container is untrusted. Files of
+subtitles use it too, without PyAV.
 """
 
 from __future__ import annotations
@@ -17,22 +18,28 @@ from protokv.video.source import SubtitleLine, SubtitleLines, TextTrack
 _CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
 
 # AV_DISPOSITION
-_DEFAULT, _FORCED = 1 << 0, 1 << 6
+_DEFAULT = 1 << 0
+_FORCED = 1 << 6
 
 # Bounds of one line, and of all lines of a track or a file together. A day of speech is a megabyte.
-_MOST_OF_LINE, MOST_TRACK_LINES, MOST_CHARACTERS = 1 << 13, 100_000, 16 << 20
+_MOST_OF_LINE = 1 << 13
+MOST_TRACK_LINES = 100_000
+MOST_CHARACTERS = 16 << 20
 
 # A line without an end stays this long, in seconds.
 _STAYS_S = 3.0
 
 
 def find_text_tracks(container: Any) -> tuple[TextTrack, ...]:
-    """Return the text tracks of PyAV's open container. Tracks of pictures, as on discs, are none."""
+    """Return the text tracks of PyAV's open container. Tracks of pictures, as on discs, are
+    none.
+    """
     found = []
     for stream in container.streams.subtitles:
         if (codec := _name_codec(stream)) in _CODECS:
             language = str(stream.metadata.get("language", ""))[:32]
-            default, forced = bool(stream.disposition & _DEFAULT), bool(stream.disposition & _FORCED)
+            default = bool(stream.disposition & _DEFAULT)
+            forced = bool(stream.disposition & _FORCED)
             found.append(TextTrack(stream.index, codec, language, default, forced))
     return tuple(found)
 
@@ -48,7 +55,8 @@ def _name_codec(stream: Any) -> str:
 
 
 def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
-    """Read the text track with this number from a video file, whose pictures FFmpeg skips where it can.
+    """Read the text track with this number from a video file, whose pictures FFmpeg skips where it
+    can.
 
     `origin_s` is the time stamp at which the video begins.
     """
@@ -67,12 +75,15 @@ def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
                 size += len(line.text)
                 if len(found) == MOST_TRACK_LINES or size > MOST_CHARACTERS:
                     return SubtitleLines(
-                        tuple(found), f"only the first {len(found):,} lines are read; the rest is left out"
+                        tuple(found),
+                        f"only the first {len(found):,} lines are read; the rest is left out",
                     )
                 found.append(line)
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
             return SubtitleLines(tuple(found), f"it breaks off: {explain_ffmpeg_error(error)}")
-    return SubtitleLines(tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else "")
+    return SubtitleLines(
+        tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else ""
+    )
 
 
 def _read_packet(packet: Any, stream: Any, origin_s: float) -> SubtitleLine | None:
@@ -81,9 +92,11 @@ def _read_packet(packet: Any, stream: Any, origin_s: float) -> SubtitleLine | No
         return None
     start_s = float(packet.pts * stream.time_base) - origin_s
     long_s = float(packet.duration * stream.time_base) if packet.duration else 0.0
-    data, codec = bytes(packet)[: 4 * _MOST_OF_LINE], _name_codec(stream)
+    data = bytes(packet)[: 4 * _MOST_OF_LINE]
+    codec = _name_codec(stream)
     if codec == "mov_text":
-        # The length of the text, the text in UTF-8 or with the mark of UTF-16, and boxes with its styles.
+        # The length of the text, the text in UTF-8 or with the mark of UTF-16, and boxes with its
+        # styles.
         data = data[2 : 2 + int.from_bytes(data[:2], "big")]
         marked = data.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE))
         text = data.decode("utf-16" if marked else "utf-8", "replace")
@@ -98,7 +111,11 @@ def _read_packet(packet: Any, stream: Any, origin_s: float) -> SubtitleLine | No
 def make_subtitle(start_s: float, long_s: float, text: str) -> SubtitleLine | None:
     """Return a line of at most `_MOST_OF_LINE` characters; None without text."""
     text = text.strip()[:_MOST_OF_LINE]
-    return SubtitleLine(start_s, start_s + (long_s if long_s > 0 else _STAYS_S), text) if text else None
+    return (
+        SubtitleLine(start_s, start_s + (long_s if long_s > 0 else _STAYS_S), text)
+        if text
+        else None
+    )
 
 
 def strip_ass_tags(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Words of a source: its subtitles, from file or track to step, and the transcript that a state keeps."""
+"""Words of a source: its subtitles, from file or track to step, and the transcript that a state
+keeps.
+"""
 
 from __future__ import annotations
 

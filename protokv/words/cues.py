@@ -1,12 +1,14 @@
-"""From lines with markup to the texts of each step: `make_cues` makes `Cue`s of lines, `Subtitles` give them to steps.
+"""From lines with markup to the texts of each step: `make_cues` makes `Cue`s of lines, `Subtitles`
+give them to steps.
 
-A cue is plain text: what was said, each row once. Notes on sounds go: `[music]`, and `(door slams)` on a row of its
-own. A speaker that WebVTT names stays, as `Mara: `. Rows go that the caption before still showed, as in captions that
-roll up.
+A cue is plain text: what was said, each row once. Notes on sounds go: `[music]`, and `(door slams)`
+on a row of its own. A speaker that WebVTT names stays, as `Mara: `. Rows go that the caption before
+still showed, as in captions that roll up.
 
-A cue belongs to the step that holds its middle. Where its words have times of their own, each word belongs to the step
-in which it begins. So a step's texts follow from the cues and the step's interval alone, and a run in parts gives the
-same texts as a whole one. Times are seconds of the source.
+A cue belongs to the step that holds its middle. Where its words have times of their own, each word
+belongs to the step in which it begins. So a step's texts follow from the cues and the step's
+interval alone, and a run in parts gives the same texts as a whole one. Times are seconds of the
+source.
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ _NOTE = re.compile(r"(?<!\S)\[[^\[\]\d]*\]:?(?!\w)")
 _NOTE_ON_ROWS = re.compile(r"^[- \t]*\([^()]*\)[ \t]*$", re.MULTILINE)
 _BEGINNING = re.compile(r"^\s*(?:>{2,}|[-\u2013\u2014](?=\s|[^\W\d]))\s*")
 
-# Notes of music and control characters become spaces; what is not seen and turns the direction of writing goes.
-_UNSEEN = dict.fromkeys([0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF])
+# Notes of music and control characters become spaces; what is not seen and turns the direction of
+# writing goes.
+_UNSEEN = dict.fromkeys(
+    [0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF]
+)
 _SIGNS = {**_UNSEEN, **dict.fromkeys([*range(32), *range(0x7F, 0xA0), *map(ord, "♪♫♬")], " ")}
 
 
@@ -45,7 +50,8 @@ _SIGNS = {**_UNSEEN, **dict.fromkeys([*range(32), *range(0x7F, 0xA0), *map(ord, 
 class Cue:
     """A caption from `start_s` to `end_s`, as plain text.
 
-    `words` has the start of each word and the word, in order; empty if the words have no times of their own.
+    `words` has the start of each word and the word, in order; empty if the words have no times of
+    their own.
     """
 
     start_s: float
@@ -55,30 +61,44 @@ class Cue:
 
 
 def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
-    """Give, in the order of time, what each line of a track says that the line before it did not."""
-    last, until_s = list[str](), -1.0
+    """Give, in the order of time, what each line of a track says that the line before it did
+    not.
+    """
+    last = list[str]()
+    until_s = -1.0
     for line in sorted(lines):
         rows = map(_split_row, _NOTE_ON_ROWS.sub("", line.text.replace("\r", "")).split("\n"))
         new = [row for row in rows if row]
         texts = [" ".join(word for _, word in row) for row in new]
         before = last if line.start_s - until_s <= _AT_ONCE_S else []
-        repeated = next(n for n in range(min(len(before), len(new)), -1, -1) if before[len(before) - n :] == texts[:n])
-        last, until_s = texts, max(until_s, line.end_s)
+        repeated = next(
+            n
+            for n in range(min(len(before), len(new)), -1, -1)
+            if before[len(before) - n :] == texts[:n]
+        )
+        last = texts
+        until_s = max(until_s, line.end_s)
         words = [one for row in new[repeated:] for one in row]
         timed = any(time_s is not None for time_s, _ in words)
-        times = tuple((line.start_s if at is None else at, word) for at, word in words) if timed else ()
+        times = (
+            tuple((line.start_s if at is None else at, word) for at, word in words) if timed else ()
+        )
         if words:
             yield Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), times)
 
 
 def _split_row(text: str) -> list[tuple[float | None, str]]:
-    """Return the words of a row, each with its start; one piece without a time if its words have none."""
+    """Return the words of a row, each with its start; one piece without a time if its words have
+    none.
+    """
     pieces: list[tuple[float | None, str]] = []
     time_s: float | None = None
     within = False
     for n, part in enumerate(_TIME.split(_BEGINNING.sub("", text))):
         if n % 2:
-            time_s = sum(float(number) * 60**place for place, number in enumerate(reversed(part.split(":"))))
+            time_s = sum(
+                float(number) * 60**place for place, number in enumerate(reversed(part.split(":")))
+            )
             continue
         named = _VOICE.sub(lambda found: f"{found[1].strip()}: ", part)
         shown = html.unescape(_TAG.sub("", named)).translate(_SIGNS)
@@ -94,7 +114,9 @@ def _split_row(text: str) -> list[tuple[float | None, str]]:
 
 
 class _Piece(NamedTuple):
-    """What of a cue goes to one step: the time that decides which, the number of the cue, and the text."""
+    """What of a cue goes to one step: the time that decides which, the number of the cue, and the
+    text.
+    """
 
     time_s: float
     cue: int
@@ -106,12 +128,16 @@ class Subtitles:
 
     Args:
         cues: those that are known, in any order.
-        record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of equal subtitles.
+        record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of
+            equal subtitles.
         lost: one sentence on what was cut off or could not be read; None: nothing until now.
     """
 
     def __init__(
-        self, cues: Iterable[Cue] = (), record: Mapping[str, Any] | None = None, lost: str | None = None
+        self,
+        cues: Iterable[Cue] = (),
+        record: Mapping[str, Any] | None = None,
+        lost: str | None = None,
     ) -> None:
         self.record: Mapping[str, Any] = record or {}
         self.lost = lost
@@ -120,7 +146,9 @@ class Subtitles:
             middle_s = (cue.start_s + cue.end_s) / 2
             if math.isfinite(middle_s):
                 times = cue.words or ((middle_s, cue.text),)
-                self._pieces += [_Piece(_round_time(time_s), number, text) for time_s, text in times]
+                self._pieces += [
+                    _Piece(_round_time(time_s), number, text) for time_s, text in times
+                ]
         self._pieces.sort(key=lambda piece: piece[:2])
 
     @property
@@ -134,11 +162,17 @@ class Subtitles:
         The step that begins at 0 also takes what comes before it.
         """
         pieces = self._pieces[0 if start_s <= 0 else self._find(start_s) : self._find(end_s)]
-        texts, left = list[str](), _MOST_OF_STEP
-        for _, of_cue in groupby(sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue):
+        texts = list[str]()
+        left = _MOST_OF_STEP
+        for _, of_cue in groupby(
+            sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue
+        ):
             text = " ".join(piece.text for piece in of_cue)
             if len(text) > left:
-                what = f"a step has more than {_MOST_OF_STEP:,} characters at {start_s:.0f} s; the rest is left out"
+                what = (
+                    f"a step has more than {_MOST_OF_STEP:,} characters at {start_s:.0f} s; the "
+                    "rest is left out"
+                )
                 self.lost = self.lost or what
                 # Cut before a word where there is one.
                 head, _, _ = text[: left + 1].rpartition(" ")

@@ -1,8 +1,9 @@
 """Read a file of subtitles: SubRip, WebVTT or ASS, as people and programs write them.
 
-A line begins at a row with two times and an arrow, so a missing blank row or a comma in WebVTT loses nothing. FFmpeg
-and pysubs2 were tried: FFmpeg leaves out lines without milliseconds or with such mistakes; pysubs2 takes the times of
-words in WebVTT for lines, and a number at the end of a text for a counter.
+A line begins at a row with two times and an arrow, so a missing blank row or a comma in WebVTT
+loses nothing. FFmpeg and pysubs2 were tried: FFmpeg leaves out lines without milliseconds or with
+such mistakes; pysubs2 takes the times of words in WebVTT for lines, and a number at the end of a
+text for a counter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from pathlib import Path
 from protokv.errors import SourceUnreadable
 from protokv.texts import format_count
 from protokv.video.source import SubtitleLine, SubtitleLines
-from protokv.video.text_tracks import MOST_CHARACTERS, MOST_TRACK_LINES, make_subtitle, strip_ass_markup, strip_ass_tags
+from protokv.video.text_tracks import (
+    MOST_CHARACTERS,
+    MOST_TRACK_LINES,
+    make_subtitle,
+    strip_ass_markup,
+    strip_ass_tags,
+)
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
 _ARROW = r"-[- ]{0,3}>"  # some are written -> or -- >
@@ -24,8 +31,20 @@ _SPAN = re.compile(rf"\s*{_TIME}\s*{_ARROW}\s*{_TIME}(?!\S)")
 _MISTAKE = re.compile(rf"\d\s{{0,9}}{_ARROW}|{_ARROW}\s{{0,9}}\d")
 _ASS_FIELDS = "layer,start,end,style,name,marginl,marginr,marginv,effect,text"
 
-# The code pages that subtitles have been written in; beyond ASCII, Western text in the first has these characters.
-_CODE_PAGES = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874", "koi8_r"]
+# The code pages that subtitles have been written in; beyond ASCII, Western text in the first has
+# these characters.
+_CODE_PAGES = [
+    "cp1252",
+    "cp1250",
+    "cp1251",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+    "cp1257",
+    "cp874",
+    "koi8_r",
+]
 _CODE_PAGES += ["gb18030", "big5", "cp932", "cp949"]
 _WESTERN = "àáâãäåæçèéêëìíîïñòóôõöøœùúûüÿ"
 _WESTERN += _WESTERN.upper() + "ß¿¡«»\u2018\u2019\u201c\u201d\u2013\u2014…°€£\xa0"
@@ -33,7 +52,9 @@ _HUNGARIAN = set("áéíóöõúüûÁÉÍÓÖÕÚÜÛ")
 
 
 def read_subtitles(path: Path) -> SubtitleLines:
-    """Read a file of subtitles. SourceUnreadable: it cannot be read, or holds no line of a kind that is known."""
+    """Read a file of subtitles. SourceUnreadable: it cannot be read, or holds no line of a kind
+    that is known.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MOST_CHARACTERS + 1)
@@ -44,18 +65,23 @@ def read_subtitles(path: Path) -> SubtitleLines:
     rows = re.split(r"\r{0,2}\n|\r", text.replace("\0", " "))
     events = [n for n, row in enumerate(rows) if row.strip().lower() == "[events]"]
     found: list[SubtitleLine] = []
-    unread, lost = 0, "" if len(data) <= MOST_CHARACTERS else "only its first 16 MiB are read"
+    unread = 0
+    lost = "" if len(data) <= MOST_CHARACTERS else "only its first 16 MiB are read"
     for line in _read_ass(rows[events[0] :]) if events else _read_rows(rows):
         if line is None:
             unread += 1
         elif len(found) == MOST_TRACK_LINES:
             return SubtitleLines(
-                tuple(found), f"only the first {MOST_TRACK_LINES:,} lines are read; the rest is left out", note
+                tuple(found),
+                f"only the first {MOST_TRACK_LINES:,} lines are read; the rest is left out",
+                note,
             )
         else:
             found.append(line)
     if not found and (unread or not (events or _is_webvtt(rows))):
-        raise SourceUnreadable(f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read")
+        raise SourceUnreadable(
+            f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read"
+        )
     if unread:
         lost = lost or f"the times of {format_count(unread, 'line')} cannot be read"
     return SubtitleLines(tuple(found), lost, note)
@@ -64,9 +90,9 @@ def read_subtitles(path: Path) -> SubtitleLines:
 def _decode_text(data: bytes) -> tuple[str, str]:
     """Return text, and a note on its encoding if that is not certain.
 
-    Text that is UTF-8 for the most part is that, and what is bad in it becomes U+FFFD. Many bytes of UTF-16 are 0, and
-    all in one half of the pairs. Everything else is guessed: the Western code page, which is often taken for others, or
-    what fits best.
+    Text that is UTF-8 for the most part is that, and what is bad in it becomes U+FFFD. Many bytes
+    of UTF-16 are 0, and all in one half of the pairs. Everything else is guessed: the Western code
+    page, which is often taken for others, or what fits best.
     """
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return data.decode("utf-16", "replace"), ""
@@ -82,7 +108,11 @@ def _decode_text(data: bytes) -> tuple[str, str]:
         signs = {one for one in western if one > "\x7f"}
         share = sum(one > "\x7f" for one in western) / max(1, sum(map(str.isalpha, western)))
         encoding = "cp1252"
-        if not signs <= set(_WESTERN) or share >= 1 / 3 or (signs <= _HUNGARIAN and signs & set("õûÕÛ")):
+        if (
+            not signs <= set(_WESTERN)
+            or share >= 1 / 3
+            or (signs <= _HUNGARIAN and signs & set("õûÕÛ"))
+        ):
             import charset_normalizer
 
             best = charset_normalizer.from_bytes(data, cp_isolation=_CODE_PAGES).best()
@@ -95,12 +125,17 @@ def _is_webvtt(rows: Sequence[str]) -> bool:
 
 
 def _read_rows(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
-    """Give the lines of SubRip and WebVTT: a row with times, then text up to the next one, in WebVTT to a blank row.
+    """Give the lines of SubRip and WebVTT: a row with times, then text up to the next one, in
+    WebVTT to a blank row.
 
     None stands for a line whose times cannot be read.
     """
     is_web = _is_webvtt(rows)
-    arrows = [(n, span) for n, row in enumerate(rows) if (span := _SPAN.match(row)) or _MISTAKE.search(row)]
+    arrows = [
+        (n, span)
+        for n, row in enumerate(rows)
+        if (span := _SPAN.match(row)) or _MISTAKE.search(row)
+    ]
     ends = [*(n for n, _ in arrows[1:]), len(rows)]
     for (n, found), end in zip(arrows, ends, strict=False):
         if found is None:
@@ -109,13 +144,16 @@ def _read_rows(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
         text = list(takewhile(bool, rows[n + 1 : end])) if is_web else list(rows[n + 1 : end])
         if end < len(rows) and n + 1 + len(text) == end and text and text[-1].strip().isdecimal():
             text.pop()  # the number of the next line
-        start_s, end_s = _seconds(found.groups()[:4]), _seconds(found.groups()[4:])
+        start_s = _seconds(found.groups()[:4])
+        end_s = _seconds(found.groups()[4:])
         if line := make_subtitle(start_s, end_s - start_s, strip_ass_tags("\n".join(text))):
             yield line
 
 
 def _read_ass(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
-    """Give the lines of ASS and SSA, in the order of fields that the file states; None as `_read_rows`."""
+    """Give the lines of ASS and SSA, in the order of fields that the file states; None as
+    `_read_rows`.
+    """
     names = _ASS_FIELDS.split(",")
     for row in rows:
         kind, _, rest = row.partition(":")
@@ -127,7 +165,9 @@ def _read_ass(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
             times_s = tuple(_seconds(time.groups()) for time in found if time)
             if len(times_s) < 2:
                 yield None
-            elif line := make_subtitle(times_s[0], times_s[1] - times_s[0], strip_ass_markup(fields.get("text", ""))):
+            elif line := make_subtitle(
+                times_s[0], times_s[1] - times_s[0], strip_ass_markup(fields.get("text", ""))
+            ):
                 yield line
 
 

@@ -1,8 +1,9 @@
-"""`Transcript`: what was said in a stream, with its times, kept with its memory as `Thumbnails` are.
+"""`Transcript`: what was said in a stream, with its times, kept with its memory as `Thumbnails`
+are.
 
-It is complete up to `MOST_TRANSCRIPT_BYTES`; then the oldest go. It tells where words stand, so that what comes after
-gets its time (`Backbone.stream_times`) and a resumed stream continues where it was. A stream without words has none,
-and its state no tensor of it.
+It is complete up to `MOST_TRANSCRIPT_BYTES`; then the oldest go. It tells where words stand, so
+that what comes after gets its time (`Backbone.stream_times`) and a resumed stream continues where
+it was. A stream without words has none, and its state no tensor of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _NAME = "transcript.lines"
 
 
 class _TranscriptLine(NamedTuple):
-    """What was said in a step: its index, its stream time in seconds, the position of its last token, and the text."""
+    """What was said in a step: its index, its stream time in seconds, the position of its last
+    token, and the text.
+    """
 
     step: int
     start_s: float
@@ -42,14 +45,22 @@ class Transcript(TranscriptAttachment):
     """The lines of a stream; at first none."""
 
     def __init__(self) -> None:
-        self.lines: list[_TranscriptLine] = []  # in the order of the stream; its last one is always there
+        # in the order of the stream; its last one is always there
+        self.lines: list[_TranscriptLine] = []
         self._bytes = 0
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
         """Declare the lines as JSON, one a row; a state may have none."""
-        meaning = "what was said, a row of JSON a step: step, start and end in seconds, last position, text"
-        return (TensorSpec(_NAME, ("line_byte",), (MOST_TRANSCRIPT_BYTES,), torch.uint8, meaning, optional=True),)
+        meaning = (
+            "what was said, a row of JSON a step: step, start and end in seconds, last position, "
+            "text"
+        )
+        return (
+            TensorSpec(
+                _NAME, ("line_byte",), (MOST_TRANSCRIPT_BYTES,), torch.uint8, meaning, optional=True
+            ),
+        )
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
@@ -72,10 +83,15 @@ class Transcript(TranscriptAttachment):
         """Keep what was said in a step."""
         if not step.tokens.words:
             return
-        clock, text = step.clock, _make_printable(step.tokens.words_text)
+        clock = step.clock
+        text = _make_printable(step.tokens.words_text)
         text = text.encode()[:MOST_TRANSCRIPT_LINE_BYTES].decode(errors="ignore")
         start_s = max(0.0, clock.stream_time_s - clock.step_seconds)
-        self.lines.append(_TranscriptLine(clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text))
+        self.lines.append(
+            _TranscriptLine(
+                clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text
+            )
+        )
         self._bytes += len(_encode(self.lines[-1]))
         while self._bytes > MOST_TRANSCRIPT_BYTES:
             self._bytes -= len(_encode(self.lines.pop(0)))
@@ -90,7 +106,9 @@ class Transcript(TranscriptAttachment):
         if not self.lines:
             return None
         last = self.lines[-1]
-        return replace(clock, steps=last.step + 1, stream_time_s=last.end_s, next_position=last.position + 1)
+        return replace(
+            clock, steps=last.step + 1, stream_time_s=last.end_s, next_position=last.position + 1
+        )
 
     def breaks(self) -> Tensor | None:
         """Return position and time after each line, `[n, 2]` float64; None without lines."""
@@ -106,7 +124,9 @@ class Transcript(TranscriptAttachment):
         """Take the lines of a state, if it has any. StateCorrupt if they are none."""
         data = tensors[_NAME].cpu().numpy().tobytes() if _NAME in tensors else b""
         try:
-            found = msgspec.json.decode(b"[" + data.strip().replace(b"\n", b",") + b"]", type=list[_TranscriptLine])
+            found = msgspec.json.decode(
+                b"[" + data.strip().replace(b"\n", b",") + b"]", type=list[_TranscriptLine]
+            )
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateCorrupt(f"state: tensor {_NAME} holds no lines") from error
         self.lines = [line._replace(text=_make_printable(line.text)) for line in found]
@@ -114,18 +134,27 @@ class Transcript(TranscriptAttachment):
 
 
 def check_memory_takes_words(backbone: Any, config: Any) -> None:
-    """Refuse words where the memory has no room for them, or where compact positions cannot show them. ConfigError.
+    """Refuse words where the memory has no room for them, or where compact positions cannot show
+    them. ConfigError.
 
-    After words, Qwen2-VL and Qwen2.5-VL count rows and columns from the words. Compact positions move time alone, and
-    a prototype does not tell after which words its tokens stood.
+    After words, Qwen2-VL and Qwen2.5-VL count rows and columns from the words. Compact positions
+    move time alone, and a prototype does not tell after which words its tokens stood.
     """
     if config != config.with_words(True):
-        why = f"words: this stream began without words, and {config.name} keeps them apart from pictures from the start"
-        hint = "start another state for it, with --set words=true if words come later, or use --subtitles off"
+        why = (
+            f"words: this stream began without words, and {config.name} keeps them apart from "
+            "pictures from the start"
+        )
+        hint = (
+            "start another state for it, with --set words=true if words come later, or use "
+            "--subtitles off"
+        )
         raise ConfigError(why, hint=hint)
     if config.positions == "compact" and len(backbone.moving) < backbone.position_components:
         why = f"positions: {backbone.identity.name} cannot show words at compact positions"
-        raise ConfigError(why, hint="use --set positions=stream, or leave the words out with --subtitles off")
+        raise ConfigError(
+            why, hint="use --set positions=stream, or leave the words out with --subtitles off"
+        )
 
 
 def _encode(line: _TranscriptLine) -> bytes:

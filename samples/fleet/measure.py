@@ -1,7 +1,9 @@
-"""Measure the cost of a fleet: `python -m samples.fleet.measure [simulate] [processes]`; default: all.
+"""Measure the cost of a fleet: `python -m samples.fleet.measure [simulate] [processes]`; default:
+all.
 
-simulate: `--videos` videos through the coordinator's own code with workers that do nothing: its memory and its time per
-video. processes: the same through processes of this machine. Results go to `measured-cpu.json`.
+simulate: `--videos` videos through the coordinator's own code with workers that do nothing: its
+memory and its time per video. processes: the same through processes of this machine. Results go to
+`measured-cpu.json`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ SAMPLE = Path(__file__).parents[1] / "minute" / "video.mp4"
 
 
 class StubPool:
-    """Workers that answer at once; one call in a thousand dies, and one video in a thousand fails."""
+    """Workers that answer at once; one call in a thousand dies, and one video in a thousand
+    fails.
+    """
 
     def __init__(self, size: int) -> None:
-        self.size, self.calls, self.watched_s = size, 0, 0.0
+        self.size = size
+        self.calls = 0
+        self.watched_s = 0.0
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         """Answer as a worker."""
@@ -43,10 +49,19 @@ class StubPool:
         job = args[0].job
         if self.calls % 1000 == 0:
             raise WorkerDied("it was killed")
-        failure = VideoFailure("SourceUnreadable", "no frame of it can be read") if hash(job.key) % 1000 == 0 else None
+        failure = (
+            VideoFailure("SourceUnreadable", "no frame of it can be read")
+            if hash(job.key) % 1000 == 0
+            else None
+        )
         status = "watched" if failure is None else "failed"
         return VideoOutcome(
-            job, f"/states/{job.key}.safetensors", status, steps=3600, stream_time_s=3600.0, failure=failure
+            job,
+            f"/states/{job.key}.safetensors",
+            status,
+            steps=3600,
+            stream_time_s=3600.0,
+            failure=failure,
         )
 
     def stop(self) -> None:
@@ -73,9 +88,11 @@ def simulate(n: int, workers: int) -> dict[str, Any]:
     del planned
     # Time without the tracer.
     planned = list(jobs(n))
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu = time.process_time()
     ended = sum(1 for _ in run_fleet(planned, StubPool(workers), "/states"))
-    run_s, run_cpu = time.perf_counter() - began, time.process_time() - cpu
+    run_s = time.perf_counter() - began
+    run_cpu = time.process_time() - cpu
     assert ended == n == counts.total()
     return {
         "videos": n,
@@ -99,7 +116,9 @@ class StubRecipe(JobRecipe):
 
 
 def processes(n: int, workers: int) -> dict[str, Any]:
-    """Send missing videos through real processes; return the cost of handing one out and of its answer."""
+    """Send missing videos through real processes; return the cost of handing one out and of its
+    answer.
+    """
     gone = [VideoJob(f"/nowhere/{i}.mp4", str(i)) for i in range(n)]
     with TemporaryDirectory() as place:
         recipe = StubRecipe(place=place)

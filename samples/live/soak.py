@@ -1,8 +1,10 @@
-"""Stream an hour at thirty times real time, from a pipe that breaks once a minute: `python -m samples.live.soak`.
+"""Stream an hour at thirty times real time, from a pipe that breaks once a minute: `python -m
+samples.live.soak`.
 
-The first minute is samples/minute; its quiet beginning follows, over and over, or samples/long. Every minute of stream
-loses eight seconds, and its time stamps start at 0 again. Prints one JSON object: memory of the two processes and size
-of the state over time, frames watched, and answers about the first minute, given after it and at the end.
+The first minute is samples/minute; its quiet beginning follows, over and over, or samples/long.
+Every minute of stream loses eight seconds, and its time stamps start at 0 again. Prints one JSON
+object: memory of the two processes and size of the state over time, frames watched, and answers
+about the first minute, given after it and at the end.
 """
 
 from __future__ import annotations
@@ -30,10 +32,18 @@ def feed(minutes: int, speed: float, busy: bool) -> None:
     began_s = time.monotonic()
     for minute in range(minutes):
         until_s = began_s + (minute + 1) * 60 / speed
-        part, from_s = (SAMPLES / "minute" / "video.mp4", 0.0)
+        part = SAMPLES / "minute" / "video.mp4"
+        from_s = 0.0
         if minute and busy:
-            part, from_s = SAMPLES / "long" / "video.mp4", (minute - 1) % 10 * 60.0
-        _send(part, from_s, QUIET_S if minute and not busy else 60.0, began_s + minute * 60 / speed, speed)
+            part = SAMPLES / "long" / "video.mp4"
+            from_s = (minute - 1) % 10 * 60.0
+        _send(
+            part,
+            from_s,
+            QUIET_S if minute and not busy else 60.0,
+            began_s + minute * 60 / speed,
+            speed,
+        )
         time.sleep(max(0.0, until_s - time.monotonic()))
 
 
@@ -62,7 +72,9 @@ def _send(path: Path, from_s: float, loop_s: float, began_s: float, speed: float
                     if 50 - LOST_S <= done_s + at_s < 50:
                         continue
                     shift = int((done_s - from_s) / base)
-                    packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, stream
+                    packet.pts = packet.pts + shift
+                    packet.dts = packet.dts + shift
+                    packet.stream = stream
                     time.sleep(max(0.0, began_s + (done_s + at_s) / speed - time.monotonic()))
                     output.mux(packet)
             done_s += loop_s + 0.5
@@ -76,7 +88,9 @@ def rss_mib(pid: int) -> float:
             text = Path(f"/proc/{one}/status").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("VmRSS"))
+        total += sum(
+            int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("VmRSS")
+        )
     return total
 
 
@@ -119,17 +133,29 @@ def main() -> None:
         feed(given.minutes, given.speed, given.busy)
         return
     given.state.unlink(missing_ok=True)
-    arguments = [f"--minutes={given.minutes}", f"--speed={given.speed}", *(["--busy"] if given.busy else [])]
-    source = subprocess.Popen([sys.executable, "-m", "samples.live.soak", "--feed", *arguments], stdout=subprocess.PIPE)
+    arguments = [
+        f"--minutes={given.minutes}",
+        f"--speed={given.speed}",
+        *(["--busy"] if given.busy else []),
+    ]
+    source = subprocess.Popen(
+        [sys.executable, "-m", "samples.live.soak", "--feed", *arguments], stdout=subprocess.PIPE
+    )
     began_s = time.monotonic()
     ingest = subprocess.Popen(
         [*PROGRAM, "ingest", "-", "-o", str(given.state), *OPTIONS],
-        stdin=source.stdout, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=source.stdout,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert source.stdout is not None
     assert ingest.stdout is not None
     source.stdout.close()
-    memory, sizes, early, last, marks = [], set(), "", {}, set()
+    memory = []
+    sizes = set()
+    early = ""
+    last = {}
+    marks = set()
     for line in ingest.stdout:
         last = json.loads(line)
         if last["type"] == "commit":
@@ -143,7 +169,10 @@ def main() -> None:
     code = ingest.wait()
     record = json.loads(
         subprocess.run(
-            [*PROGRAM, "inspect", str(given.state), "--json"], capture_output=True, text=True, check=True
+            [*PROGRAM, "inspect", str(given.state), "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     )
     print(

@@ -1,1 +1,3 @@
-"""Train the weights of the embedded model: clips, curricula, loops and export. Not part of the wheel."""
+"""Train the weights of the embedded model: clips, curricula, loops and export. Not part of the
+wheel.
+"""

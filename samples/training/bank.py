@@ -1,7 +1,8 @@
-"""The clip bank: tens of thousands of short clips, encoded once by the frozen vision tower and kept as features.
+"""The clip bank: tens of thousands of short clips, encoded once by the frozen vision tower and kept
+as features.
 
-The tower encodes each step by itself. So a training video composed of stored steps equals a rendered one, and the long
-stages spend almost no time on rendering and vision.
+The tower encodes each step by itself. So a training video composed of stored steps equals a
+rendered one, and the long stages spend almost no time on rendering and vision.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from samples.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SING
 from samples.training.forward import encode_steps, to_patches
 from samples.training.model import TOKENS, make_model
 
-COUNTS: Mapping[int, int] = {SINGLE: 18000, OVERLAPPING: 8000, SIMULTANEOUS: 5000, EMPTY: 2400, DENSE: 12000}
+COUNTS: Mapping[int, int] = {
+    SINGLE: 18000,
+    OVERLAPPING: 8000,
+    SIMULTANEOUS: 5000,
+    EMPTY: 2400,
+    DENSE: 12000,
+}
 """Clips of each kind in a full bank."""
 
 
@@ -35,7 +42,8 @@ class Bank:
         lit: `[N, 9]` bool, the cells that hold an object.
         first, length, kind: `[C]` int64, first row, number of steps and kind of each clip.
         event_of: `[C + 1]` int64; clip c has the events event_of[c] : event_of[c + 1].
-        events: `[E, 5]` int64: shape, colour, place, first step and end step, counted from the start of the clip.
+        events: `[E, 5]` int64: shape, colour, place, first step and end step, counted from the
+            start of the clip.
     """
 
     features: Tensor
@@ -57,19 +65,25 @@ class Bank:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the bank as named tensors."""
-        arrays = {name: getattr(self, name) for name in ("lit", "first", "length", "kind", "event_of", "events")}
+        arrays = {
+            name: getattr(self, name)
+            for name in ("lit", "first", "length", "kind", "event_of", "events")
+        }
         return {"features": self.features} | {k: torch.from_numpy(v) for k, v in arrays.items()}
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> Bank:
         """Make a bank from the result of `tensors`."""
         return Bank(
-            tensors["features"], *(tensors[k].numpy() for k in ("lit", "first", "length", "kind", "event_of", "events"))
+            tensors["features"],
+            *(tensors[k].numpy() for k in ("lit", "first", "length", "kind", "event_of", "events")),
         )
 
 
 @torch.no_grad()
-def _part(job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], size: dict[str, int]) -> dict[str, Any]:
+def _part(
+    job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], size: dict[str, int]
+) -> dict[str, Any]:
     """Make `n` clips of one kind with their features; runs in a worker process."""
     seed, kind, n = job
     torch.set_num_threads(1)
@@ -77,14 +91,19 @@ def _part(job: tuple[int, int, int], *, state: dict[str, NDArray[np.float32]], s
     visual.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
     visual.to(torch.bfloat16).eval()
     rng = np.random.default_rng([seed, TRAINING_STREAM, kind])
-    features, lit, lengths, n_events, events = [], [], [], [], []
+    features = []
+    lit = []
+    lengths = []
+    n_events = []
+    events = []
     waiting: list[NDArray[np.uint8]] = []
     for i in range(n):
         clip = make_clip(rng, kind)
         L = len(clip.frames)
         cells = np.zeros((L, TOKENS), np.bool_)
         for event in clip.events:
-            begin, end = int(event.start_s), int(event.end_s)
+            begin = int(event.start_s)
+            end = int(event.end_s)
             cells[begin:end, event.place] = True
             events.append((event.shape, event.colour, event.place, begin, end))
         lit.append(cells)
@@ -116,7 +135,9 @@ def build_bank(
     hidden: int = 128,
     processes: int = 2,
 ) -> Bank:
-    """Render and encode `counts` clips of each kind; the result depends on the seed, not on the number of processes."""
+    """Render and encode `counts` clips of each kind; the result depends on the seed, not on the
+    number of processes.
+    """
     pieces = 4
     jobs = [
         (seed * pieces + piece, kind, n // pieces + (piece < n % pieces))
@@ -133,7 +154,9 @@ def build_bank(
     lengths = np.array([n for p in parts for n in p["lengths"]], np.int64)
     n_events = np.array([n for p in parts for n in p["n_events"]], np.int64)
     return Bank(
-        features=torch.from_numpy(np.concatenate([p["features"] for p in parts])).view(torch.bfloat16),
+        features=torch.from_numpy(np.concatenate([p["features"] for p in parts])).view(
+            torch.bfloat16
+        ),
         lit=np.concatenate([p["lit"] for p in parts]),
         first=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
         length=lengths,

@@ -1,6 +1,7 @@
 """One training batch: composed videos, questions about them, and masks.
 
-Questions come from `questions.find_facts`, as in evaluation. The videos of a batch share length and masking.
+Questions come from `questions.find_facts`, as in evaluation. The videos of a batch share length and
+masking.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _NEEDS_TIME: Final = frozenset({"first", "last", "which_first", "which_last"})
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Videos, ids and labels `[B, Q, QUESTION_TOKENS]` of the questions about them, and the type of each question."""
+    """Videos, ids and labels `[B, Q, QUESTION_TOKENS]` of the questions about them, and the type of
+    each question.
+    """
 
     tokens: VisualTokens
     questions: Tensor
@@ -42,14 +45,20 @@ class Batch:
 
 @lru_cache(maxsize=65536)
 def encode_question(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """Return the ids of question and answer, the index that predicts the answer's first token, and the answer's ids."""
+    """Return the ids of question and answer, the index that predicts the answer's first token, and
+    the answer's ids.
+    """
     prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", "words")
     reply = encode(f"{answer} <|im_end|>", "words")
     return tuple(prompt + reply[:-1]), len(prompt) - 1, tuple(reply)
 
 
-def write_question(ids: NDArray[np.int64], labels: NDArray[np.int64], question: str, answer: str) -> None:
-    """Fill a block of token ids and one of labels, `[QUESTION_TOKENS]` each; labels outside the answer are IGNORED."""
+def write_question(
+    ids: NDArray[np.int64], labels: NDArray[np.int64], question: str, answer: str
+) -> None:
+    """Fill a block of token ids and one of labels, `[QUESTION_TOKENS]` each; labels outside the
+    answer are IGNORED.
+    """
     tokens, start, reply = encode_question(question, answer)
     ids[: len(tokens)] = tokens
     labels[start : start + len(reply)] = reply
@@ -64,7 +73,9 @@ class Asked(NamedTuple):
 
 
 def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
-    """Return for each answer if all tokens before its end are the likeliest; logits `[n, V]` at the labels."""
+    """Return for each answer if all tokens before its end are the likeliest; logits `[n, V]` at the
+    labels.
+    """
     ok = torch.ones(labels.shape, dtype=torch.bool)
     select = labels != IGNORED
     ok[select] = logits.argmax(-1) == labels[select]
@@ -72,8 +83,12 @@ def judge_answers(logits: Tensor, labels: Tensor) -> list[bool]:
     return verdict
 
 
-def drift(weights: Mapping[str, float], weights_end: Mapping[str, float], progress: float) -> dict[str, float]:
-    """Return the weight of each type at the fraction `progress` of a stage; `weights_end` hold from .6 on."""
+def drift(
+    weights: Mapping[str, float], weights_end: Mapping[str, float], progress: float
+) -> dict[str, float]:
+    """Return the weight of each type at the fraction `progress` of a stage; `weights_end` hold from
+    .6 on.
+    """
     done = min(1.0, progress / 0.6)
     return {kind: w + (weights_end.get(kind, w) - w) * done for kind, w in weights.items()}
 
@@ -93,14 +108,17 @@ def draw_question(
     events: Sequence[Seen],
     phrasing: Mapping[str, int] | None = None,
 ) -> Asked:
-    """Draw a question about `events`; `find` returns the facts of a type, `share` is cumulative over the types."""
+    """Draw a question about `events`; `find` returns the facts of a type, `share` is cumulative
+    over the types.
+    """
     for _ in range(40):
         kind = types[int(np.searchsorted(share, rng.random()))]
         found = find(kind)
         if found:
             break
     else:
-        kind, found = "whether", find("whether")
+        kind = "whether"
+        found = find("whether")
     if kind == "times":
         # Ask for each number equally often.
         answers = sorted({fact.answer for fact in found})
@@ -110,15 +128,21 @@ def draw_question(
     if kind in ("which_first", "which_last", "before", "after") and rng.random() < 0.6:
         # Events close in time are the hard ones, so take the closest of three pairs.
         rivals = [fact, pick(rng, found), pick(rng, found)]
-        fact = min(rivals, key=lambda f: abs(events[f.evidence[0]].start_s - events[f.evidence[1]].start_s))
+        fact = min(
+            rivals, key=lambda f: abs(events[f.evidence[0]].start_s - events[f.evidence[1]].start_s)
+        )
     text = phrase(rng, kind, fact, (phrasing or {}).get(kind))
     if rng.random() < 0.2:
         text = text.rstrip("?.")
     return Asked(kind, fact, text)
 
 
-def _hidden(rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Mark the tokens `[B, 9K]` that the question sees: evidence (sometimes thinned), the last two steps, others."""
+def _hidden(
+    rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Mark the tokens `[B, 9K]` that the question sees: evidence (sometimes thinned), the last two
+    steps, others.
+    """
     B, K, _ = lit.shape
     rate = rng.uniform(0.1, 0.95)
     last = np.zeros((B, K, 1), np.bool_)
@@ -132,11 +156,17 @@ def _hidden(rng: np.random.Generator, lit: NDArray[np.bool_], onset: NDArray[np.
     return np.broadcast_to(evidence | last | others, lit.shape).reshape(B, -1)
 
 
-def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progress: float) -> Batch:
+def make_batch(
+    rng: np.random.Generator, composer: Composer, stage: Stage, progress: float
+) -> Batch:
     """Make the next batch at the fraction `progress` of a stage."""
     span, kept = stage.spans[int(rng.integers(len(stage.spans)))]
     Q = stage.questions
-    B = int(np.clip(round(stage.tokens / (N_PREFIX + TOKENS * kept + Q * QUESTION_TOKENS)), 1, LARGEST_BATCH))
+    B = int(
+        np.clip(
+            round(stage.tokens / (N_PREFIX + TOKENS * kept + Q * QUESTION_TOKENS)), 1, LARGEST_BATCH
+        )
+    )
     weights = drift(stage.weights, stage.weights_end, progress)
     types = [t for t in TEMPLATES if t in weights and (span > 2 or t not in _NEEDS_TIME)]
     share = share_of(types, weights)
@@ -154,10 +184,13 @@ def make_batch(rng: np.random.Generator, composer: Composer, stage: Stage, progr
             write_question(ids[b, q], labels[b, q], text, fact.answer)
             asked.append(kind)
     times = np.stack([v.times for v in videos])
-    lit, onset = np.stack([v.lit for v in videos]), np.stack([v.onset for v in videos])
+    lit = np.stack([v.lit for v in videos])
+    onset = np.stack([v.onset for v in videos])
     shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
 
-    window, far, seen = None, None, None
+    window = None
+    far = None
+    seen = None
     way = rng.random()
     if way < stage.window + stage.far and span > 1:
         window = int(rng.integers(2, stage.longest_window + 1))

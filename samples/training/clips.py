@@ -1,7 +1,8 @@
 """Short rendered clips and dense single steps: the pictures of training.
 
-The functions of the world paint them, so that a composed training video looks like a streamed world. They also get
-sensor noise, which the world lacks, so that the model reads compressed video too.
+The functions of the world paint them, so that a composed training video looks like a streamed
+world. They also get sensor noise, which the world lacks, so that the model reads compressed video
+too.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ EMPTY_STEPS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A rendered clip: frames `[L, 2, 84, 84, 3]` uint8, and events with times in steps from the start of the clip."""
+    """A rendered clip: frames `[L, 2, 84, 84, 3]` uint8, and events with times in steps from the
+    start of the clip.
+    """
 
     kind: int
     frames: NDArray[np.uint8]
     events: tuple[Event, ...]
 
 
-def _render(rng: np.random.Generator, sceneries: Sequence[Scenery], events: Sequence[Event]) -> NDArray[np.uint8]:
+def _render(
+    rng: np.random.Generator, sceneries: Sequence[Scenery], events: Sequence[Event]
+) -> NDArray[np.uint8]:
     """Draw the frames of one step for each scenery, with noise in two thirds of the clips."""
     steps = len(sceneries)
     frames = np.empty((2 * steps, UNITS, UNITS, 3), np.float32)
@@ -51,9 +56,11 @@ def _render(rng: np.random.Generator, sceneries: Sequence[Scenery], events: Sequ
 
 
 def make_dense_step(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Draw one step with up to nine objects at any phase of their motion, some of them in one of the two frames only.
+    """Draw one step with up to nine objects at any phase of their motion, some of them in one of
+    the two frames only.
 
-    Returns frames `[2, 84, 84, 3]` and labels `[9, 2]`: shape + 1 and colour + 1 of each cell, 0 for an empty cell.
+    Returns frames `[2, 84, 84, 3]` and labels `[9, 2]`: shape + 1 and colour + 1 of each cell, 0
+    for an empty cell.
     """
     labels = np.zeros((9, 2), np.int64)
     share = (0.1, 0.3, 0.65)[int(rng.integers(3))]
@@ -62,20 +69,28 @@ def make_dense_step(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArra
     for place in range(9):
         if rng.random() > share:
             continue
-        shape, colour = int(rng.integers(8)), int(rng.integers(8))
+        shape = int(rng.integers(8))
+        colour = int(rng.integers(8))
         when = rng.random()
         begin, end = (0.0, 1.0) if when > 0.15 else (0.0, 0.5) if when > 0.05 else (0.5, 1.0)
         moving = 0.5 if share < 0.5 else 0.15
         event = make_event(rng, (shape, colour, place), begin, end, moving, slack)
         passed = float(rng.uniform(0, 3.5))
-        x, y = event.offset[0] + event.velocity[0] * passed, event.offset[1] + event.velocity[1] * passed
-        events.append(Event(shape, colour, place, begin, end, event.size, event.tint, (x, y), event.velocity))
+        x = event.offset[0] + event.velocity[0] * passed
+        y = event.offset[1] + event.velocity[1] * passed
+        events.append(
+            Event(shape, colour, place, begin, end, event.size, event.tint, (x, y), event.velocity)
+        )
         labels[place] = shape + 1, colour + 1
     return _render(rng, [make_scenery(rng)], events)[0], labels
 
 
-def make_clip(rng: np.random.Generator, kind: int, moving: float = 0.35, cuts: float = 0.25) -> Clip:
-    """Draw a clip of one kind; the share `cuts` of the clips changes its background between two steps."""
+def make_clip(
+    rng: np.random.Generator, kind: int, moving: float = 0.35, cuts: float = 0.25
+) -> Clip:
+    """Draw a clip of one kind; the share `cuts` of the clips changes its background between two
+    steps.
+    """
     longest = int(rng.integers(1, 5)) if rng.random() < 0.3 else int(rng.integers(2, 5))
     if kind == EMPTY:
         spans = []
@@ -95,7 +110,9 @@ def make_clip(rng: np.random.Generator, kind: int, moving: float = 0.35, cuts: f
     else:
         length = 1
         spans = [(0, 1)] * int(rng.integers(2, 7))
-    shapes, colours, places = rng.permutation(8), rng.permutation(8), rng.permutation(9)
+    shapes = rng.permutation(8)
+    colours = rng.permutation(8)
+    places = rng.permutation(9)
     events = []
     for i, (begin, end) in enumerate(spans):
         late = 0.5 if end - begin > 1 and rng.random() < 0.25 else 0.0

@@ -1,4 +1,6 @@
-"""Batches for the clock layer, which learns the time of tokens: lit tokens at random times, then random words."""
+"""Batches for the clock layer, which learns the time of tokens: lit tokens at random times, then
+random words.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SHORTEST_SPAN: Final = 16
 
 
 def make_clock_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage) -> OrderBatch:
-    """Make videos of 16 to 640 steps, short ones as often as long ones, each with a "question" of random words."""
+    """Make videos of 16 to 640 steps, short ones as often as long ones, each with a "question" of
+    random words.
+    """
     B = max(1, stage.tokens // (VISUAL + WORDS + N_PREFIX))
     bank = composer.bank
     span = np.exp(rng.uniform(math.log(SHORTEST_SPAN), math.log(LONGEST_SPAN), B))[:, None]
@@ -32,7 +36,9 @@ def make_clock_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
     times += (rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift))[:, None]
     some = np.flatnonzero(bank.lit.any(1))
     rows = some[rng.integers(0, len(some), (B, VISUAL))]
-    cells = np.where(rng.random(rows.shape) < 0.8, bank.lit[rows].argmax(-1), rng.integers(0, TOKENS, rows.shape))
+    cells = np.where(
+        rng.random(rows.shape) < 0.8, bank.lit[rows].argmax(-1), rng.integers(0, TOKENS, rows.shape)
+    )
     tokens = VisualTokens(
         bank.features_at(rows, cells),
         torch.from_numpy(times),

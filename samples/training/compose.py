@@ -1,8 +1,9 @@
-"""Training videos composed from the clip bank: events with random gaps, without some of the empty steps.
+"""Training videos composed from the clip bank: events with random gaps, without some of the empty
+steps.
 
-Chooses the clips of a video, their times, and the empty steps to keep. There are two kinds: "mixed" has a few events,
-some of which overlap; "many" has one to four events to ask about, often at the beginning, and distracting events that
-share no shape, colour or place with them.
+Chooses the clips of a video, their times, and the empty steps to keep. There are two kinds: "mixed"
+has a few events, some of which overlap; "many" has one to four events to ask about, often at the
+beginning, and distracting events that share no shape, colour or place with them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Bank rows `[K]`, times `[K]`, lit `[K, 9]` (cells with an object), onset `[K]` (steps where one begins)."""
+    """Bank rows `[K]`, times `[K]`, lit `[K, 9]` (cells with an object), onset `[K]` (steps where
+    one begins).
+    """
 
     rows: Array
     times: Array
@@ -43,12 +46,15 @@ class Video:
 
 
 def _gaps(rng: np.random.Generator, room: int, lengths: list[int], to_the_end: bool) -> list[int]:
-    """Return the starts of pieces of these lengths that follow each other in `room` steps with random gaps."""
+    """Return the starts of pieces of these lengths that follow each other in `room` steps with
+    random gaps.
+    """
     free = room - sum(lengths)
     cuts = np.sort(rng.integers(0, free + 1, len(lengths)))
     if to_the_end:
         cuts[-1:] = free
-    starts, used = [], 0
+    starts = []
+    used = 0
     for cut, length in zip(cuts, lengths, strict=True):
         starts.append(int(cut) + used)
         used += length
@@ -60,14 +66,18 @@ class Composer:
 
     def __init__(self, bank: Bank) -> None:
         self.bank = bank
-        self.by_kind = {k: bank.of_kind(k) for k in (SINGLE, OVERLAPPING, SIMULTANEOUS, EMPTY, DENSE)}
+        self.by_kind = {
+            k: bank.of_kind(k) for k in (SINGLE, OVERLAPPING, SIMULTANEOUS, EMPTY, DENSE)
+        }
         self.looks = bank.events[bank.event_of[self.by_kind[SINGLE]], :3]
         self.by_shape = [np.flatnonzero(self.looks[:, 0] == shape) for shape in range(len(SHAPES))]
         dense = self.by_kind[DENSE]
         sizes = bank.event_of[dense + 1] - bank.event_of[dense]
         self.dense = {int(n): dense[sizes == n] for n in np.unique(sizes)}
         empty = self.by_kind[EMPTY]
-        self.blank = np.concatenate([np.arange(bank.first[c], bank.first[c] + bank.length[c]) for c in empty])
+        self.blank = np.concatenate(
+            [np.arange(bank.first[c], bank.first[c] + bank.length[c]) for c in empty]
+        )
 
     def events_of(self, clip: int) -> Array:
         """Return the events of a clip, as rows of `Bank.events`."""
@@ -84,7 +94,8 @@ class Composer:
         else:
             low, high = stage.events
             high = min(high, 2 if span < 4 else most)
-            clips, n_first = self._mixed(rng, stage, int(rng.integers(min(low, high), high + 1)), kept), 0
+            clips = self._mixed(rng, stage, int(rng.integers(min(low, high), high + 1)), kept)
+            n_first = 0
         return self._lay(rng, stage, clips, n_first, span, kept)
 
     def _dense(self, rng: np.random.Generator, stage: Stage) -> Video:
@@ -120,7 +131,9 @@ class Composer:
         return [clips[i] for i in rng.permutation(len(clips))]
 
     def _many(self, rng: np.random.Generator, n: int) -> tuple[list[int], int]:
-        """Draw n single clips; return them, and how many of the first are asked about and share nothing with others."""
+        """Draw n single clips; return them, and how many of the first are asked about and share
+        nothing with others.
+        """
         asked = int(rng.integers(1, min(4, n - 1) + 1))
         alone = np.ones(len(self.looks), np.bool_)
         clips: list[int] = []
@@ -141,18 +154,29 @@ class Composer:
         return [int(self.by_kind[SINGLE][k]) for k in clips], n_asked
 
     def _lay(
-        self, rng: np.random.Generator, stage: Stage, clips: list[int], n_first: int, span: int, kept: int
+        self,
+        rng: np.random.Generator,
+        stage: Stage,
+        clips: list[int],
+        n_first: int,
+        span: int,
+        kept: int,
     ) -> Video:
         bank = self.bank
         lengths = [int(bank.length[c]) for c in clips]
         room = kept - (0 if kept < 4 else 1)
         # Shorten single clips, then leave clips out, until they fit into the kept steps.
         while sum(lengths) > room:
-            i = max((i for i, c in enumerate(clips) if bank.kind[c] == SINGLE), key=lambda i: lengths[i], default=-1)
+            i = max(
+                (i for i, c in enumerate(clips) if bank.kind[c] == SINGLE),
+                key=lambda i: lengths[i],
+                default=-1,
+            )
             if i >= 0 and lengths[i] > 1:
                 lengths[i] -= 1
             else:
-                clips, lengths = clips[:-1], lengths[:-1]
+                clips = clips[:-1]
+                lengths = lengths[:-1]
         to_the_end = bool(rng.random() < stage.now)
         if 0 < n_first < len(clips):
             # The evidence lies in the first part of the video, everything else behind it.
@@ -172,7 +196,8 @@ class Composer:
             rows[start : start + length] = source
             lit[start : start + length] = bank.lit[source]
             for s, c, p, begin, end in self.events_of(clip).tolist():
-                begin, end = start + min(begin, length - 1), start + min(end, length)
+                begin = start + min(begin, length - 1)
+                end = start + min(end, length)
                 onset[begin] = True
                 events.append(Seen(s, c, p, float(begin), float(end)))
         empty = np.flatnonzero(rows < 0)

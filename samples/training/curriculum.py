@@ -1,8 +1,9 @@
 """The curriculum of content: the videos, questions and masks of each language stage, in order.
 
-Pure data. A stage ends after `steps` optimiser steps, or earlier if training accuracy by type over 100 steps reaches
-its gate. The order matters. Dense scenes in large batches come first, because without them the model names any object
-that is present. "first" is learned before "last" is added, because together they cancel each other.
+Pure data. A stage ends after `steps` optimiser steps, or earlier if training accuracy by type over
+100 steps reaches its gate. The order matters. Dense scenes in large batches come first, because
+without them the model names any object that is present. "first" is learned before "last" is added,
+because together they cancel each other.
 """
 
 from __future__ import annotations
@@ -18,22 +19,26 @@ class Stage:
 
     Attributes:
         steps: optimiser steps at most.
-        rate, rate_end, warm_up: learning rate, the rate at the end of its decay, and the steps of its rise.
-        spans: (steps of video, steps kept); a batch draws one pair. Only steps without evidence are left out, and
-            positions keep the gaps.
+        rate, rate_end, warm_up: learning rate, the rate at the end of its decay, and the steps of
+            its rise.
+        spans: (steps of video, steps kept); a batch draws one pair. Only steps without evidence are
+            left out, and positions keep the gaps.
         events: fewest and most in a video.
         weights, weights_end: share of each question type at the start, and after 60 % of the stage.
         tokens, questions: tokens of a batch, questions about a video.
         dense_objects: fewest and most objects in a video of one step.
-        window, longest_window: share of batches whose visual tokens see the last steps only, and most of such steps.
+        window, longest_window: share of batches whose visual tokens see the last steps only, and
+            most of such steps.
         far: share of batches whose visual tokens see a window and some older tokens.
-        drop: share of batches in which part of the past without evidence is hidden from the question.
+        drop: share of batches in which part of the past without evidence is hidden from the
+            question.
         shift: share of videos whose positions are shifted by up to 700.
-        many, most: share of videos with up to `most` events. One to four of these are asked about, and the others share
-            no shape, colour or place with them.
+        many, most: share of videos with up to `most` events. One to four of these are asked about,
+            and the others share no shape, colour or place with them.
         repeat, pairs: share of draws that may repeat a look, and that show two events at once.
         now: share of videos that end with an event.
-        gate, gate_times: accuracy by type that ends the stage, and number of records in a row that must reach it.
+        gate, gate_times: accuracy by type that ends the stage, and number of records in a row that
+            must reach it.
         phrasing: type -> its only phrasing.
         oppose_last: start with the embedding of "last" set to minus that of "first".
     """
@@ -132,7 +137,14 @@ CURRICULUM: Final = (
         events=(2, 2),
         questions=5,
         shift=0.0,
-        weights={"first": 4.0, "shape": 0.8, "at": 0.8, "colour": 0.3, "where": 0.3, "whether": 0.3},
+        weights={
+            "first": 4.0,
+            "shape": 0.8,
+            "at": 0.8,
+            "colour": 0.3,
+            "where": 0.3,
+            "whether": 0.3,
+        },
         gate={"first": 0.95},
     ),
     Stage(

@@ -2,7 +2,8 @@
 
 Run: `python -m samples.training.evaluate`.
 
-Worlds of 8 to 256 steps have few events, many events, or evidence before a crowd. The model reads them in four ways:
+Worlds of 8 to 256 steps have few events, many events, or evidence before a crowd. The model reads
+them in four ways:
 
 - "full": every token sees all earlier tokens;
 - "window": visual tokens see the last 8 steps, and the question sees all;
@@ -56,8 +57,9 @@ class Cell:
 def make_held_out_world(load: str, length: int, index: int) -> World:
     """Make world number `index` of a table cell.
 
-    "few" has 1 to 4 events. "many" has 6 to 24 if they fit, and questions about any of them. "crowd" has 4 events of
-    evidence in the first quarter, at most a minute, and then 12 distracting events a minute.
+    "few" has 1 to 4 events. "many" has 6 to 24 if they fit, and questions about any of them.
+    "crowd" has 4 events of evidence in the first quarter, at most a minute, and then 12 distracting
+    events a minute.
     """
     seed = CARD.start + 10_000 * length + index
     if load == "crowd":
@@ -71,7 +73,8 @@ def make_held_out_world(load: str, length: int, index: int) -> World:
         if any(drawn in taken for taken in (DEMONSTRATION, DEVELOPMENT, STUDY)):
             continue
         world = World(WorldConfig(drawn, length, min(40.0, 60 * target / length)))
-        # Rates are rounded at random, and short streams hold fewer events, so draw until the number fits.
+        # Rates are rounded at random, and short streams hold fewer events, so draw until the number
+        # fits.
         if min(least, 5) <= len(world.events_until(length)) <= most:
             return world
 
@@ -86,22 +89,31 @@ def evaluate(
     n: int = 96,
     types: Sequence[str] = TYPES,
 ) -> Iterable[Cell]:
-    """Score every load, length and way, with at least `n` questions of each type if the worlds allow that many."""
+    """Score every load, length and way, with at least `n` questions of each type if the worlds
+    allow that many.
+    """
     dtype = model.lm_head.weight.dtype
     for load in loads:
         for length in lengths:
             if load == "crowd" and length < CROWD_FROM:
                 continue
             wanted = [t for t in types if not (t == "count" and load != "few")]
-            tallies: dict[str, dict[str, list[int]]] = {way: {t: [0, 0] for t in wanted} for way in ways}
+            tallies: dict[str, dict[str, list[int]]] = {
+                way: {t: [0, 0] for t in wanted} for way in ways
+            }
             index = 0
-            # Some worlds have no question of some type, so go on until each type has n, within a limit.
+            # Some worlds have no question of some type, so go on until each type has n, within a
+            # limit.
             while index < 4 * n and any(pair[0] < n for pair in tallies[ways[0]].values()):
-                _one_world(model, dtype, make_held_out_world(load, length, index), wanted, tallies, n)
+                _one_world(
+                    model, dtype, make_held_out_world(load, length, index), wanted, tallies, n
+                )
                 index += 1
             for way in ways:
                 asked = {t: pair[0] for t, pair in tallies[way].items() if pair[0]}
-                yield Cell(load, length, way, {t: tallies[way][t][1] / asked[t] for t in asked}, asked)
+                yield Cell(
+                    load, length, way, {t: tallies[way][t][1] / asked[t] for t in asked}, asked
+                )
 
 
 def _one_world(
@@ -123,13 +135,18 @@ def _one_world(
         found = find_facts(kind, events, K)
         if found and tallies[first_way][kind][0] < n:
             fact = pick(rng, found)
-            write_question(ids[len(asked)], labels[len(asked)], phrase(rng, kind, fact), fact.answer)
+            write_question(
+                ids[len(asked)], labels[len(asked)], phrase(rng, kind, fact), fact.answer
+            )
             asked.append(kind)
     if not asked:
         return
-    questions, truth = torch.from_numpy(ids[None, : len(asked)]), torch.from_numpy(labels[None, : len(asked)])
+    questions = torch.from_numpy(ids[None, : len(asked)])
+    truth = torch.from_numpy(labels[None, : len(asked)])
     frames = torch.from_numpy(world.frames(0, K)).view(K, 2, 84, 84, 3)
-    features = torch.cat([encode_steps(model.model.visual, to_patches(f, dtype)) for f in torch.split(frames, 128)])
+    features = torch.cat(
+        [encode_steps(model.model.visual, to_patches(f, dtype)) for f in torch.split(frames, 128)]
+    )
     lit = np.zeros((K, TOKENS), np.bool_)
     for event in events:
         lit[int(event.start_s) : int(event.end_s), event.place] = True
@@ -168,16 +185,24 @@ def format_table(cells: Iterable[Cell], types: Sequence[str] = TYPES) -> Iterabl
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of a checkpoint folder."""
-    parser = argparse.ArgumentParser(prog="python -m samples.training.evaluate", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=MiniBackbone.folder("protokv/mini"), help="checkpoint folder")
-    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="steps, separated by commas")
+    parser = argparse.ArgumentParser(
+        prog="python -m samples.training.evaluate", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--model", type=Path, default=MiniBackbone.folder("protokv/mini"), help="checkpoint folder"
+    )
+    parser.add_argument(
+        "--lengths", default=",".join(map(str, LENGTHS)), help="steps, separated by commas"
+    )
     parser.add_argument("--loads", default=",".join(LOADS), help="few, many, crowd")
     parser.add_argument("--ways", default=",".join(WAYS), help="full, window, holes, recent")
     parser.add_argument("-n", type=int, default=96, help="questions per type and cell")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        options.model, dtype=getattr(torch, options.dtype)
+    )
     cells = evaluate(
         model.eval(),
         lengths=[int(x) for x in options.lengths.split(",")],

@@ -1,6 +1,8 @@
-"""Write a checkpoint folder in the layout of a published Qwen2.5-VL: bfloat16 safetensors and small files.
+"""Write a checkpoint folder in the layout of a published Qwen2.5-VL: bfloat16 safetensors and small
+files.
 
-The folder may be in use. So files are written beside it and moved into it one by one, the weights last.
+The folder may be in use. So files are written beside it and moved into it one by one, the weights
+last.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ WEIGHTS = "model.safetensors"
 
 
 def make_preprocessor_config() -> dict[str, Any]:
-    """Return the settings of the image processor, which resizes every frame to the area of one training frame."""
+    """Return the settings of the image processor, which resizes every frame to the area of one
+    training frame.
+    """
     return {
         "min_pixels": SIDE * SIDE,
         "max_pixels": SIDE * SIDE,
@@ -43,8 +47,12 @@ def make_preprocessor_config() -> dict[str, Any]:
     }
 
 
-def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path, extent: Extent = "content") -> None:
-    """Write `model` (any float dtype) in bfloat16 and the tokenizer of vocabulary `extent` to a checkpoint folder."""
+def export(
+    model: Qwen2_5_VLForConditionalGeneration, folder: Path, extent: Extent = "content"
+) -> None:
+    """Write `model` (any float dtype) in bfloat16 and the tokenizer of vocabulary `extent` to a
+    checkpoint folder.
+    """
     ids = token_ids()
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
@@ -61,7 +69,8 @@ def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path, extent: Exte
         build_tokenizer(extent).save_pretrained(fresh)
         text = json.dumps(make_preprocessor_config(), indent=2) + "\n"
         (fresh / "preprocessor_config.json").write_text(text, encoding="utf-8")
-        # The hash of the config as transformers reads it, so that the model is recognised without transformers.
+        # The hash of the config as transformers reads it, so that the model is recognised without
+        # transformers.
         identity = {"config_hash": hash_config(AutoConfig.from_pretrained(fresh).to_dict())}
         (fresh / IDENTITY_FILE).write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
         for file in sorted(fresh.iterdir(), key=lambda f: f.name == WEIGHTS):

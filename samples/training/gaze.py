@@ -1,6 +1,8 @@
-"""The attention of single tokens over the video in one layer, and its distance from the wanted attention.
+"""The attention of single tokens over the video in one layer, and its distance from the wanted
+attention.
 
-Computes the attention of single rows, which the forward pass does not keep. Knows no events and no stages.
+Computes the attention of single rows, which the forward pass does not keep. Knows no events and no
+stages.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ def read_gaze(
     questions: Tensor,
     rows: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Return the logarithm of the attention `[n, heads, nv]` of some question tokens over prefix and video.
+    """Return the logarithm of the attention `[n, heads, nv]` of some question tokens over prefix
+    and video.
 
-    `state` `[B, L, hidden]` is the input of the layer, `questions` `[B, Q, R]` are ids, `rows` are videos and positions
-    among the L tokens, `[n]` each. Question tokens do not see each other here: the shares of prefix and video sum to 1.
+    `state` `[B, L, hidden]` is the input of the layer, `questions` `[B, Q, R]` are ids, `rows` are
+    videos and positions among the L tokens, `[n]` each. Question tokens do not see each other here:
+    the shares of prefix and video sum to 1.
     """
     found = model.model.language_model.layers[layer]
-    attention, D = found.self_attn, found.self_attn.head_dim
+    attention = found.self_attn
+    D = found.self_attn.head_dim
     nv = N_PREFIX + tokens.times.shape[1]
     state = normalise(state, found.input_layernorm.weight)
     cos, sin = make_rotary_tables(model, make_positions(tokens, *questions.shape[1:]))
@@ -47,13 +52,17 @@ def read_gaze(
 
 
 def measure_gaze(gaze: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean divergence of log attention `[n, heads, nv]` from equal shares of `wanted` tokens `[n, nv]`."""
+    """Return the mean divergence of log attention `[n, heads, nv]` from equal shares of `wanted`
+    tokens `[n, nv]`.
+    """
     share = wanted / wanted.sum(-1, keepdim=True)
     lost = -(share[:, None] * gaze.clamp(min=_LEAST)).sum(-1).mean()
     return lost - wanted.sum(-1).log().mean()
 
 
 def measure_miss(gaze: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean of -log of the joint share of the tokens `wanted` in the mean attention of all heads."""
+    """Return the mean of -log of the joint share of the tokens `wanted` in the mean attention of
+    all heads.
+    """
     there = gaze + torch.where(wanted > 0, 0.0, -torch.inf)[:, None]
     return math.log(gaze.shape[1]) - there.flatten(1).logsumexp(-1).mean()

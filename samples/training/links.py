@@ -1,9 +1,10 @@
 """The links of the chain from events to an answer about order, each with its own loss.
 
-A loss on the answer alone leaves accuracy at chance: a comparison needs two times, and these need the events. So some
-tokens are supervised in the middle of the network. A link names tokens, the layer behind which they are read, and the
-bits that a linear reading of their normalised state must predict. A time is encoded by the thresholds that it exceeds.
-Makes the labels and the losses; the readings are not part of the checkpoint.
+A loss on the answer alone leaves accuracy at chance: a comparison needs two times, and these need
+the events. So some tokens are supervised in the middle of the network. A link names tokens, the
+layer behind which they are read, and the bits that a linear reading of their normalised state must
+predict. A time is encoded by the thresholds that it exceeds. Makes the labels and the losses; the
+readings are not part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ PARTS: Final = (np.arange(1, 30) / 30).astype(np.float32)
 
 
 class Link(NamedTuple):
-    """The layer behind which a link is read (from 1), its number of bits, and the gain of its reading.
+    """The layer behind which a link is read (from 1), its number of bits, and the gain of its
+    reading.
 
     The larger the gain, the fewer steps a new reading needs to grow to its size.
     """
@@ -77,7 +79,9 @@ SHAPE_OF: Final = {token_ids()[shape]: i for i, shape in enumerate(SHAPES)}
 
 
 class Labels(NamedTuple):
-    """The tokens of a link, as videos `[n]`, positions `[n]` among all tokens of a video, and bits `[n, size]`."""
+    """The tokens of a link, as videos `[n]`, positions `[n]` among all tokens of a video, and bits
+    `[n, size]`.
+    """
 
     videos: Tensor
     positions: Tensor
@@ -88,9 +92,17 @@ class LinkLabels:
     """The labels of one batch, as they are collected."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.bool_]]]] = {}
+        self._found: dict[
+            str, tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.bool_]]]
+        ] = {}
 
-    def add(self, name: str, video: int, positions: Sequence[int] | NDArray[np.int64], bits: NDArray[np.bool_]) -> None:
+    def add(
+        self,
+        name: str,
+        video: int,
+        positions: Sequence[int] | NDArray[np.int64],
+        bits: NDArray[np.bool_],
+    ) -> None:
         """Label tokens of one video; bits `[n, size]`."""
         videos, places, told = self._found.setdefault(name, ([], [], []))
         videos.append(np.full(len(positions), video))
@@ -100,7 +112,8 @@ class LinkLabels:
     def tensors(self, window: bool, far: bool) -> dict[str, Labels]:
         """Return the labels, without those that the tokens cannot know.
 
-        A visual token that sees only a window does not know what was before it. With `far` tokens it knows some of it.
+        A visual token that sees only a window does not know what was before it. With `far` tokens
+        it knows some of it.
         """
         unknown = (_AGE if window else frozenset()) | (_PAIR if window and not far else frozenset())
         return {
@@ -115,7 +128,9 @@ class LinkLabels:
 
 
 def find_first_seconds(events: Sequence[Seen]) -> NDArray[np.int64]:
-    """Return the first second in which each shape began, `[8]`; a second that never comes if it never did."""
+    """Return the first second in which each shape began, `[8]`; a second that never comes if it
+    never did.
+    """
     first = np.full(len(SHAPES), np.iinfo(np.int64).max)
     for event in events:
         first[event.shape] = min(first[event.shape], int(event.start_s))
@@ -123,24 +138,37 @@ def find_first_seconds(events: Sequence[Seen]) -> NDArray[np.int64]:
 
 
 def find_beginnings(video: SparseVideo) -> NDArray[np.int64]:
-    """Return the second in which the event of each token began, `[N]`; an unlit token has its own second."""
+    """Return the second in which the event of each token began, `[N]`; an unlit token has its own
+    second.
+    """
     began = video.times.copy()
     free = video.lit.copy()
     for event in video.showings:
         second = int(event.start_s)
-        own = free & (video.cells == event.place) & (second <= video.times) & (video.times < event.end_s)
+        own = (
+            free
+            & (video.cells == event.place)
+            & (second <= video.times)
+            & (video.times < event.end_s)
+        )
         began[own] = second
         free &= ~own
     return began
 
 
 def find_earlier_shapes(video: SparseVideo, began: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return `[N, 8]`, true for shapes that began before the second `began` `[N]` of a token's event."""
+    """Return `[N, 8]`, true for shapes that began before the second `began` `[N]` of a token's
+    event.
+    """
     return find_first_seconds(video.events) < began[:, None]
 
 
-def label_video(labels: LinkLabels, number: int, video: SparseVideo, shift: int, offset: int) -> None:
-    """Label the tokens of video `number`, which begin at `offset`; its positions are shifted by `shift`."""
+def label_video(
+    labels: LinkLabels, number: int, video: SparseVideo, shift: int, offset: int
+) -> None:
+    """Label the tokens of video `number`, which begin at `offset`; its positions are shifted by
+    `shift`.
+    """
     places = offset + np.arange(len(video.times))
     labels.add("clock", number, places, (video.times + shift)[:, None] > BOUNDS)
     # A shape that stays in one cell for long does not show when it came there.
@@ -155,11 +183,23 @@ def mark_look(row: NDArray[np.bool_], event: Seen) -> None:
 
 
 def label_question(
-    labels: LinkLabels, number: int, video: SparseVideo, shift: int, words: Sequence[int], fact: Fact, offset: int
+    labels: LinkLabels,
+    number: int,
+    video: SparseVideo,
+    shift: int,
+    words: Sequence[int],
+    fact: Fact,
+    offset: int,
 ) -> None:
-    """Label the shape words of a question with the token ids `words`, which begin at `offset` in video `number`."""
+    """Label the shape words of a question with the token ids `words`, which begin at `offset` in
+    video `number`.
+    """
     decisive: dict[int, Seen] = {video.events[i].shape: video.events[i] for i in fact.evidence}
-    asked = [(offset + i, decisive[SHAPE_OF[w]]) for i, w in enumerate(words) if SHAPE_OF.get(w) in decisive]
+    asked = [
+        (offset + i, decisive[SHAPE_OF[w]])
+        for i, w in enumerate(words)
+        if SHAPE_OF.get(w) in decisive
+    ]
     if not asked:
         return
     positions = [position for position, _ in asked]
@@ -169,7 +209,12 @@ def label_question(
         mark_look(row, event)
     labels.add("look", number, positions, looks)
     labels.add("when", number, positions, (starts + shift)[:, None] > BOUNDS)
-    labels.add("bag_asked", number, positions, find_first_seconds(video.events) < starts.astype(np.int64)[:, None])
+    labels.add(
+        "bag_asked",
+        number,
+        positions,
+        find_first_seconds(video.events) < starts.astype(np.int64)[:, None],
+    )
     if len(asked) == 1:
         end = video.span + shift
         labels.add("end", number, positions, np.array([[end]]) > BOUNDS)
@@ -181,11 +226,15 @@ def label_question(
 
 def make_readings(hidden: int, links: Mapping[str, Link]) -> torch.nn.ModuleDict:
     """Return a linear layer for each link."""
-    return torch.nn.ModuleDict({name: torch.nn.Linear(hidden, link.size) for name, link in links.items()})
+    return torch.nn.ModuleDict(
+        {name: torch.nn.Linear(hidden, link.size) for name, link in links.items()}
+    )
 
 
 def read_link(link: Link, reading: torch.nn.Module, state: Tensor) -> Tensor:
-    """Return the linear reading `[..., size]` of a state `[..., hidden]`, which is normalised first."""
+    """Return the linear reading `[..., size]` of a state `[..., hidden]`, which is normalised
+    first.
+    """
     told: Tensor = link.gain * reading(normalise(state)).float()
     return told
 
@@ -197,11 +246,18 @@ def measure_links(
     labels: Mapping[str, Labels],
     names: Sequence[str],
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return, for each link in `names` with labels, its loss and `[n, size]`, true where a bit is right."""
+    """Return, for each link in `names` with labels, its loss and `[n, size]`, true where a bit is
+    right.
+    """
     found = {}
     for name in names:
         if name in labels:
             videos, positions, bits = labels[name]
-            told = read_link(links[name], readings[name], tapped[links[name].layer][videos, positions])
-            found[name] = F.binary_cross_entropy_with_logits(told, bits), (told.detach() > 0) == (bits > 0)
+            told = read_link(
+                links[name], readings[name], tapped[links[name].layer][videos, positions]
+            )
+            found[name] = (
+                F.binary_cross_entropy_with_logits(told, bits),
+                (told.detach() > 0) == (bits > 0),
+            )
     return found

@@ -1,7 +1,7 @@
 """Run stages: updates, records of accuracy and losses, gates, and a file at the end of each stage.
 
-The trainer of a stage makes its batches and losses. Random draws depend only on the seed and the number of the stage,
-so a run that resumes between two stages ends with the same weights.
+The trainer of a stage makes its batches and losses. Random draws depend only on the seed and the
+number of the stage, so a run that resumes between two stages ends with the same weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ AnyStage = TypeVar("AnyStage", bound=Course)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one batch: its loss, (key, right) of each answer, and further losses by name."""
+    """The result of one batch: its loss, (key, right) of each answer, and further losses by
+    name.
+    """
 
     loss: Tensor
     verdicts: Iterable[tuple[str, bool]] = ()
@@ -65,10 +67,14 @@ def stage_file(folder: Path, stage: Course) -> Path:
 
 
 def rate_at(stage: Course, step: int) -> float:
-    """Return the learning rate: a short linear warm-up, then constant, or a cosine down to `rate_end`."""
+    """Return the learning rate: a short linear warm-up, then constant, or a cosine down to
+    `rate_end`.
+    """
     rate = stage.rate
     if stage.rate_end is not None:
-        rate = stage.rate_end + (rate - stage.rate_end) * 0.5 * (1 + math.cos(math.pi * step / stage.steps))
+        rate = stage.rate_end + (rate - stage.rate_end) * 0.5 * (
+            1 + math.cos(math.pi * step / stage.steps)
+        )
     return rate * min(1.0, (step + 1) / stage.warm_up)
 
 
@@ -87,8 +93,12 @@ class Loop(ABC, Generic[AnyStage]):
         dtype: torch.dtype = torch.bfloat16,
         further: Iterable[tuple[str, Parameter]] = (),
     ) -> None:
-        """Take a float32 model, whose vision tower is frozen, and `further` named parameters to train."""
-        self.model, self.seed, self.say = model, seed, say
+        """Take a float32 model, whose vision tower is frozen, and `further` named parameters to
+        train.
+        """
+        self.model = model
+        self.seed = seed
+        self.say = say
         model.model.visual.requires_grad_(False)
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self.optimizer = MasterAdamW([*trained, *further], dtype)
@@ -125,12 +135,16 @@ class Loop(ABC, Generic[AnyStage]):
         self.say({"stage": stage.name, "begin": asdict(stage)})  # type: ignore[call-overload]
         counts: dict[str, list[int]] = {}
         sums: dict[str, list[float]] = {}
-        loss_sum, met, n, mean = 0.0, 0, 0, math.inf
+        loss_sum = 0.0
+        met = 0
+        n = 0
+        mean = math.inf
         for step in range(stage.steps):
             outcome = self.learn(rng, stage, step / stage.steps)
             outcome.loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step(rate_at(stage, step))
-            loss_sum, n = loss_sum + outcome.loss.item(), n + 1
+            loss_sum = loss_sum + outcome.loss.item()
+            n = n + 1
             for key, ok in outcome.verdicts:
                 pair = counts.setdefault(key, [0, 0])
                 pair[0] += 1
@@ -145,8 +159,13 @@ class Loop(ABC, Generic[AnyStage]):
                     {"stage": stage.name, "step": step + 1, "loss": round(mean, 4), **accuracy}
                     | ({"losses": losses} if losses else {})
                 )
-                met = met + 1 if all(accuracy.get(k, 0.0) >= v for k, v in stage.gate.items()) else 0
-                counts, sums, loss_sum, n = {}, {}, 0.0, 0
+                met = (
+                    met + 1 if all(accuracy.get(k, 0.0) >= v for k, v in stage.gate.items()) else 0
+                )
+                counts = {}
+                sums = {}
+                loss_sum = 0.0
+                n = 0
                 if stage.gate and met >= stage.gate_times:
                     break
         self.say({"stage": stage.name, "end": True, "steps": step + 1, **self.measure(stage)})

@@ -1,7 +1,7 @@
 """The shape of the embedded model: a Qwen2.5-VL of about one million parameters.
 
-A frame has 3 x 3 cells of one token each. A step is one temporal patch of two frames, one second (2 fps), and one
-temporal position. Has the configuration, not the weights.
+A frame has 3 x 3 cells of one token each. A step is one temporal patch of two frames, one second (2
+fps), and one temporal position. Has the configuration, not the weights.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ SECTIONS: Final = (8, 4, 4)
 """Rotary pairs of a head that rotate by time, row and column."""
 
 
-def make_config(layers: int = 4, hidden: int = 128, sections: Sequence[int] = SECTIONS) -> Qwen2_5_VLConfig:
-    """Return the configuration; experiments may change `layers` and `hidden` (a multiple of 128)."""
+def make_config(
+    layers: int = 4, hidden: int = 128, sections: Sequence[int] = SECTIONS
+) -> Qwen2_5_VLConfig:
+    """Return the configuration; experiments may change `layers` and `hidden` (a multiple of
+    128).
+    """
     ids = token_ids()
     text = {
         "vocab_size": PADDED_SIZE,
@@ -43,7 +47,11 @@ def make_config(layers: int = 4, hidden: int = 128, sections: Sequence[int] = SE
         "num_key_value_heads": hidden // 64,
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 2e4, "mrope_section": list(sections)},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 2e4,
+            "mrope_section": list(sections),
+        },
         "bos_token_id": ids["<|im_start|>"],
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],

@@ -1,7 +1,7 @@
 """AdamW with float32 master weights for a bfloat16 model, and its state as plain tensors.
 
-bfloat16 products are several times as fast as float32 on some CPUs. But rounding would lose the updates of a bfloat16
-weight, so they are made on the masters and copied back.
+bfloat16 products are several times as fast as float32 on some CPUs. But rounding would lose the
+updates of a bfloat16 weight, so they are made on the masters and copied back.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ from torch.nn import Parameter
 
 
 class MasterAdamW:
-    """An optimiser of named parameters (any float dtype) with float32 copies; weight decay 0.02 on matrices only."""
+    """An optimiser of named parameters (any float dtype) with float32 copies; weight decay 0.02 on
+    matrices only.
+    """
 
-    def __init__(self, named: Iterable[tuple[str, Parameter]], dtype: torch.dtype = torch.bfloat16) -> None:
-        """Copy the float32 parameters as masters, then convert the parameters to `dtype`, in place."""
+    def __init__(
+        self, named: Iterable[tuple[str, Parameter]], dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        """Copy the float32 parameters as masters, then convert the parameters to `dtype`, in
+        place.
+        """
         self.parameters = dict(named)
-        self.masters = {n: p.detach().clone().float().requires_grad_() for n, p in self.parameters.items()}
+        self.masters = {
+            n: p.detach().clone().float().requires_grad_() for n, p in self.parameters.items()
+        }
         for parameter in self.parameters.values():
             parameter.data = parameter.data.to(dtype)
         groups = [
@@ -35,7 +43,9 @@ class MasterAdamW:
         for name, parameter in self.parameters.items():
             self.masters[name].grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
-        torch.nn.utils.clip_grad_norm_([m for m in self.masters.values() if m.grad is not None], clip)
+        torch.nn.utils.clip_grad_norm_(
+            [m for m in self.masters.values() if m.grad is not None], clip
+        )
         self.adam.step()
         self.publish()
 
@@ -61,7 +71,9 @@ class MasterAdamW:
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the result of `tensors`; missing moments start from zero, missing parameters keep their values."""
+        """Load the result of `tensors`; missing moments start from zero, missing parameters keep
+        their values.
+        """
         for name, master in self.masters.items():
             if f"master.{name}" not in tensors:
                 continue

@@ -1,6 +1,8 @@
-"""One batch of the curriculum of order: sparse videos, questions about them, masks, and the labels of the links.
+"""One batch of the curriculum of order: sparse videos, questions about them, masks, and the labels
+of the links.
 
-All videos of a batch share the masking, as in `batches`. They have about equally many tokens, so little is padding.
+All videos of a batch share the masking, as in `batches`. They have about equally many tokens, so
+little is padding.
 """
 
 from __future__ import annotations
@@ -42,14 +44,18 @@ from samples.worlds.questions import Fact, find_facts
 MOST_VIDEOS: Final = 96
 MOST_PLACES: Final = 5
 """Most places of a shape that questions about time follow; distracting shapes have more."""
-_UNCLEAR: Final = frozenset({"last", "count", "middle_first", "middle_last", "middle_before", "middle_after"})
+_UNCLEAR: Final = frozenset(
+    {"last", "count", "middle_first", "middle_last", "middle_before", "middle_after"}
+)
 _PARTS: Final = frozenset({"third", "tenth"})
 _USUAL_QUESTION: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
 class OrderBatch:
-    """Videos, ids and labels `[B, Q, R]` of questions, the type of each question, and the labels of each link."""
+    """Videos, ids and labels `[B, Q, R]` of questions, the type of each question, and the labels of
+    each link.
+    """
 
     tokens: VisualTokens
     questions: Tensor
@@ -59,13 +65,17 @@ class OrderBatch:
 
 
 def find_mass(video: SparseVideo) -> float:
-    """Return the bias of a shown unlit token: the log of the number of unlit tokens that it stands for."""
+    """Return the bias of a shown unlit token: the log of the number of unlit tokens that it stands
+    for.
+    """
     lit = int(video.lit.sum())
     shown = len(video.lit) - lit
     return max(0.0, math.log((TOKENS * video.span - lit) / shown)) if shown else 0.0
 
 
-def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage, scene: Scene) -> list[SparseVideo]:
+def draw_videos(
+    rng: np.random.Generator, composer: Composer, stage: OrderStage, scene: Scene
+) -> list[SparseVideo]:
     """Draw videos of `scene` until the batch is full."""
     least, most = scene.others
     others = int(rng.integers(least, most + 1))
@@ -83,7 +93,9 @@ def draw_videos(rng: np.random.Generator, composer: Composer, stage: OrderStage,
     return videos
 
 
-def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mapping[str, float], n: int) -> list[Asked]:
+def ask(
+    rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mapping[str, float], n: int
+) -> list[Asked]:
     """Draw n questions about a video that follows `shift` steps that are not shown."""
     # A crossing shape and the events during it have no single order.
     types = [kind for kind in weights if not (video.slow and kind in _UNCLEAR)]
@@ -108,22 +120,37 @@ def ask(rng: np.random.Generator, video: SparseVideo, shift: int, weights: Mappi
 
 
 def _can_be_followed(events: Sequence[Seen], fact: Fact) -> bool:
-    """Return True if a shape has few events, all at different places, in different colours or (a crossing) in one."""
+    """Return True if a shape has few events, all at different places, in different colours or (a
+    crossing) in one.
+    """
     own = [event for event in events if event.shape == events[fact.evidence[0]].shape]
-    colours, places = {event.colour for event in own}, {event.place for event in own}
+    colours = {event.colour for event in own}
+    places = {event.place for event in own}
     return len(own) == len(places) <= MOST_PLACES and len(colours) in (1, len(own))
 
 
 def stack(
-    composer: Composer, videos: list[SparseVideo], shift: NDArray[np.int64], mass: NDArray[np.float64]
+    composer: Composer,
+    videos: list[SparseVideo],
+    shift: NDArray[np.int64],
+    mass: NDArray[np.float64],
 ) -> tuple[VisualTokens, NDArray[np.bool_]]:
-    """Stack the videos, padded at the end, and mark the lit tokens `[B, N]`; `mass` `[B]` is the bias of unlit ones."""
-    B, N = len(videos), max(len(video.times) for video in videos)
+    """Stack the videos, padded at the end, and mark the lit tokens `[B, N]`; `mass` `[B]` is the
+    bias of unlit ones.
+    """
+    B = len(videos)
+    N = max(len(video.times) for video in videos)
     rows, times, cells = (np.zeros((B, N), np.int64) for _ in range(3))
-    lit, present = np.zeros((B, N), np.bool_), np.zeros((B, N), np.bool_)
+    lit = np.zeros((B, N), np.bool_)
+    present = np.zeros((B, N), np.bool_)
     for b, video in enumerate(videos):
         n = len(video.times)
-        rows[b, :n], cells[b, :n], lit[b, :n], present[b, :n] = video.rows, video.cells, video.lit, True
+        rows[b, :n], cells[b, :n], lit[b, :n], present[b, :n] = (
+            video.rows,
+            video.cells,
+            video.lit,
+            True,
+        )
         times[b, :n], times[b, n:] = video.times + shift[b], video.times[-1] + shift[b]
     tokens = VisualTokens(
         composer.bank.features_at(rows, cells),
@@ -136,8 +163,12 @@ def stack(
     return tokens, lit
 
 
-def _hide(rng: np.random.Generator, videos: list[SparseVideo], lit: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Mark the tokens `[B, N]` that the questions see: evidence (sometimes thinned), the last two steps, others."""
+def _hide(
+    rng: np.random.Generator, videos: list[SparseVideo], lit: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Mark the tokens `[B, N]` that the questions see: evidence (sometimes thinned), the last two
+    steps, others.
+    """
     seen = rng.random(lit.shape) >= rng.uniform(0.1, 0.95)
     thin = rng.random() < 0.35
     for b, video in enumerate(videos):
@@ -158,13 +189,16 @@ def hide_some(
     tokens: VisualTokens,
     lit: NDArray[np.bool_],
 ) -> VisualTokens:
-    """Hide part of the past from visual tokens (`window`, `far`) or from the questions (`seen`), or nothing."""
+    """Hide part of the past from visual tokens (`window`, `far`) or from the questions (`seen`), or
+    nothing.
+    """
     way = rng.random()
     if way < stage.window + stage.far:
         far = None
         if way < stage.far:
             far = torch.from_numpy(
-                (rng.random(lit.shape) < rng.uniform(0.05, 0.9)) | (lit & (rng.random(lit.shape) < 0.85))
+                (rng.random(lit.shape) < rng.uniform(0.05, 0.9))
+                | (lit & (rng.random(lit.shape) < 0.85))
             )
         tokens = replace(tokens, window=int(rng.integers(2, stage.longest_window + 1)), far=far)
     if rng.random() < stage.drop:
@@ -175,7 +209,9 @@ def hide_some(
 def draw_shown(
     rng: np.random.Generator, stage: OrderStage, videos: list[SparseVideo]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Draw how many steps before each video are not shown, and what its unlit tokens stand for, `[B]` each."""
+    """Draw how many steps before each video are not shown, and what its unlit tokens stand for,
+    `[B]` each.
+    """
     B = len(videos)
     shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
     scale = np.where(rng.random(B) < stage.full_mass, 1.0, rng.random(B) * (rng.random(B) < 0.75))
@@ -193,7 +229,9 @@ def write_questions(asked: list[list[Asked]]) -> tuple[NDArray[np.int64], NDArra
     return ids, labels
 
 
-def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float) -> OrderBatch:
+def make_order_batch(
+    rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float
+) -> OrderBatch:
     """Make the next batch at the fraction `progress` of a stage."""
     scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
     videos = draw_videos(rng, composer, stage, scene)
@@ -201,9 +239,13 @@ def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
     tokens, lit = stack(composer, videos, shift, mass)
 
     weights = drift(stage.weights, stage.weights_end, progress)
-    asked = [ask(rng, video, int(s), weights, stage.questions) for video, s in zip(videos, shift, strict=True)]
+    asked = [
+        ask(rng, video, int(s), weights, stage.questions)
+        for video, s in zip(videos, shift, strict=True)
+    ]
     ids, labels = write_questions(asked)
-    R, links = ids.shape[2], LinkLabels()
+    R = ids.shape[2]
+    links = LinkLabels()
     nv = N_PREFIX + lit.shape[1]
     for b, video in enumerate(videos):
         label_video(links, b, video, int(shift[b]), N_PREFIX)
@@ -214,7 +256,9 @@ def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
             if "shape" in fact.slots and kind != "whether":
                 if kind in TIME_TYPES:
                     shape = SHAPES.index(fact.slots["shape"])
-                    label_over_time(links, b, video, int(shift[b]), words[:start], shape, nv + q * R)
+                    label_over_time(
+                        links, b, video, int(shift[b]), words[:start], shape, nv + q * R
+                    )
                 else:
                     label_question(links, b, video, int(shift[b]), words[:start], fact, nv + q * R)
 

@@ -1,8 +1,10 @@
-"""The curriculum of order: the videos, questions, masks and links of each stage on the way from content to order.
+"""The curriculum of order: the videos, questions, masks and links of each stage on the way from
+content to order.
 
-Pure data. All numbers of steps follow from `STEPS`. The order matters. The clock layer learns first and alone. Then the
-model learns to compare two events among few, and later among many, with windows and holes. At the end the rate falls,
-and answers weigh more than links, most of all those that are learned slowest.
+Pure data. All numbers of steps follow from `STEPS`. The order matters. The clock layer learns first
+and alone. Then the model learns to compare two events among few, and later among many, with windows
+and holes. At the end the rate falls, and answers weigh more than links, most of all those that are
+learned slowest.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Scene:
 
     Attributes:
         events, others, span: fewest and most of each.
-        place: of the events among the others: start, middle or end; None draws one of these, or mixes all events.
+        place: of the events among the others: start, middle or end; None draws one of these, or
+            mixes all events.
     """
 
     events: tuple[int, int]
@@ -43,21 +46,24 @@ class OrderStage:
     """One stage. Shares are of batches, unless noted.
 
     Attributes:
-        steps, rate, rate_end, warm_up, gate, gate_times: as in `curriculum.Stage`; a gate may name links.
-        scene, easy: the scene of the videos, and the share of EASY ones at the start, which falls to zero.
+        steps, rate, rate_end, warm_up, gate, gate_times: as in `curriculum.Stage`; a gate may name
+            links.
+        scene, easy: the scene of the videos, and the share of EASY ones at the start, which falls
+            to zero.
         weights, weights_end: share of each question type at the start, and after 60 % of the stage.
         links: weight of each link's loss.
         trains: prefixes of the names of the parameters to train.
         tokens, questions: tokens of a batch, questions about a video.
         window, far, longest_window, drop: as in `curriculum.Stage`.
         shift, now: share of videos whose positions are shifted, and that end with an event.
-        full_mass: share of videos whose shown unlit tokens stand for all unlit tokens. In the rest they stand for
-            fewer, as the slots of a memory do, or for themselves.
+        full_mass: share of videos whose shown unlit tokens stand for all unlit tokens. In the rest
+            they stand for fewer, as the slots of a memory do, or for themselves.
         whole: share of batches of the stage WHOLE, which has no links.
-        recurring, crossing: share of videos with recurring shapes, and share of these with a shape that crosses slowly.
+        recurring, crossing: share of videos with recurring shapes, and share of these with a shape
+            that crosses slowly.
         repeated: share of videos that show the events asked about twice.
-        quiet: layer -> penalties on the mean square of its additions to visual tokens and to words. These layers learn
-            alone: nothing is answered, and later layers are not run.
+        quiet: layer -> penalties on the mean square of its additions to visual tokens and to words.
+            These layers learn alone: nothing is answered, and later layers are not run.
     """
 
     name: str
@@ -90,7 +96,14 @@ class OrderStage:
 
 
 HELD_OUT_STAGE: Final = OrderStage(
-    name="held out", steps=0, rate=0.0, weights={}, links={}, scene=HELD_OUT, shift=0.0, full_mass=1.0
+    name="held out",
+    steps=0,
+    rate=0.0,
+    weights={},
+    links={},
+    scene=HELD_OUT,
+    shift=0.0,
+    full_mass=1.0,
 )
 """The stage of the measurement; the caller chooses the types to ask."""
 
@@ -113,8 +126,17 @@ WEIGHTS: Final = {
     "anything_now": 0.1,
 }
 
-LATE: Final = {"shape": 0.9, "whether": 0.4, "last": 0.8, "count": 0.8, "now": 0.5, "anything_now": 0.2}
-"""Weights of the types of content in the last stage, which repeats what the model knew before order."""
+LATE: Final = {
+    "shape": 0.9,
+    "whether": 0.4,
+    "last": 0.8,
+    "count": 0.8,
+    "now": 0.5,
+    "anything_now": 0.2,
+}
+"""Weights of the types of content in the last stage, which repeats what the model knew before
+order.
+"""
 
 WHOLE: Final = replace(
     CURRICULUM[-1],
@@ -152,11 +174,25 @@ CLOCK: Final = OrderStage(
 """Train only the first layer and its reading. Words are 13 times fainter than visual tokens."""
 
 COMPARE: Final = OrderStage(
-    name="compare", steps=0, rate=1.2e-3, scene=EASY, weights=WEIGHTS, links=ORDER_LINKS, gate={"later": 0.95}
+    name="compare",
+    steps=0,
+    rate=1.2e-3,
+    scene=EASY,
+    weights=WEIGHTS,
+    links=ORDER_LINKS,
+    gate={"later": 0.95},
 )
 
 ORDER: Final = OrderStage(
-    name="order", steps=0, rate=1.2e-3, easy=0.5, weights=WEIGHTS, links=ORDER_LINKS, window=0.12, far=0.18, drop=0.2
+    name="order",
+    steps=0,
+    rate=1.2e-3,
+    easy=0.5,
+    weights=WEIGHTS,
+    links=ORDER_LINKS,
+    window=0.12,
+    far=0.18,
+    drop=0.2,
 )
 
 FINISH: Final = OrderStage(

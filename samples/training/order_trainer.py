@@ -42,7 +42,12 @@ class OrderTrainer(Loop[OrderStage]):
     whole: ClassVar[Stage] = WHOLE
 
     def __init__(
-        self, state: Mapping[str, Tensor], bank: Bank, seed: int, say: Say, dtype: torch.dtype = torch.float32
+        self,
+        state: Mapping[str, Tensor],
+        bank: Bank,
+        seed: int,
+        say: Say,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         model = self.make_model(state, seed)
         self.readings = make_readings(model.config.text_config.hidden_size, self.links)
@@ -50,7 +55,9 @@ class OrderTrainer(Loop[OrderStage]):
         super().__init__(model, seed, say, dtype, further)
         self.composer = Composer(bank)
 
-    def make_model(self, state: Mapping[str, Tensor], seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    def make_model(
+        self, state: Mapping[str, Tensor], seed: int
+    ) -> Qwen2_5_VLForConditionalGeneration:
         """Make the model with the new layers."""
         model = insert_layers(state, seed)
         tell_words_apart(model.model.language_model.embed_tokens.weight, seed, "content", "order")
@@ -62,7 +69,9 @@ class OrderTrainer(Loop[OrderStage]):
         for name, parameter in self.optimizer.parameters.items():
             parameter.requires_grad_(name.startswith(stage.trains))
 
-    def make_batch(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> OrderBatch:
+    def make_batch(
+        self, rng: np.random.Generator, stage: OrderStage, progress: float
+    ) -> OrderBatch:
         """Make the next batch at the fraction `progress` of a stage."""
         if stage.name == CLOCK.name:
             return make_clock_batch(rng, self.composer, stage)
@@ -81,7 +90,9 @@ class OrderTrainer(Loop[OrderStage]):
         batch = self.make_batch(rng, stage, progress)
         depth = max(stage.quiet) + 1
         select = batch.labels != IGNORED
-        _, tapped = read_questions(self.model, batch.tokens, batch.questions, select, range(depth + 1), depth)
+        _, tapped = read_questions(
+            self.model, batch.tokens, batch.questions, select, range(depth + 1), depth
+        )
         losses: dict[str, float] = {}
         loss, _ = self.teach(batch, tapped, stage, torch.zeros(()), losses)
         nv = N_PREFIX + batch.tokens.times.shape[1]
@@ -89,7 +100,10 @@ class OrderTrainer(Loop[OrderStage]):
             added = tapped[layer + 1] - tapped[layer]
             visual = added[:, N_PREFIX:nv].float().square().mean()
             words = torch.cat([added[:, :N_PREFIX], added[:, nv:]], 1).float().square().mean()
-            losses |= {f"visual_rms_{layer}": visual.item() ** 0.5, f"words_rms_{layer}": words.item() ** 0.5}
+            losses |= {
+                f"visual_rms_{layer}": visual.item() ** 0.5,
+                f"words_rms_{layer}": words.item() ** 0.5,
+            }
             loss = loss + on_visual * visual + on_words * words
         return Outcome(loss, (), losses)
 
@@ -101,7 +115,9 @@ class OrderTrainer(Loop[OrderStage]):
         loss: Tensor,
         losses: dict[str, float],
     ) -> tuple[Tensor, list[tuple[str, bool]]]:
-        """Add the weighted losses of the links to `loss`, note them in `losses`, and return the verdicts by link."""
+        """Add the weighted losses of the links to `loss`, note them in `losses`, and return the
+        verdicts by link.
+        """
         measured = measure_links(self.links, self.readings, tapped, batch.links, tuple(stage.links))
         loss = weigh(stage, {name: own for name, (own, _) in measured.items()}, loss, losses)
         later = measured["later"][1][:, 0].tolist() if "later" in measured else []
@@ -110,11 +126,16 @@ class OrderTrainer(Loop[OrderStage]):
     def _ask(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
         batch = self.make_batch(rng, stage, progress)
         select = batch.labels != IGNORED
-        logits, tapped = read_questions(self.model, batch.tokens, batch.questions, select, self.find_taps(stage))
+        logits, tapped = read_questions(
+            self.model, batch.tokens, batch.questions, select, self.find_taps(stage)
+        )
         answered = F.cross_entropy(logits.float(), batch.labels[select])
         losses = {"answer": answered.item()}
         loss, of_links = self.teach(batch, tapped, stage, answered, losses)
-        verdicts = [*zip(batch.types, judge_answers(logits.detach(), batch.labels), strict=True), *of_links]
+        verdicts = [
+            *zip(batch.types, judge_answers(logits.detach(), batch.labels), strict=True),
+            *of_links,
+        ]
         return Outcome(loss, verdicts, losses)
 
     def find_taps(self, stage: OrderStage) -> set[int]:
@@ -129,17 +150,25 @@ class OrderTrainer(Loop[OrderStage]):
 
     @torch.no_grad()
     def measure(self, stage: OrderStage) -> Mapping[str, Any]:
-        """Return accuracy by place of the evidence and type, in crowded videos with the full cache."""
+        """Return accuracy by place of the evidence and type, in crowded videos with the full
+        cache.
+        """
         if stage.quiet:
             return {}
         asked = replace(HELD_OUT_STAGE, weights=dict.fromkeys((*MEASURED, *MEASURED_CONTENT), 1.0))
         shown = {place: replace(asked, scene=replace(HELD_OUT, place=place)) for place in PLACES}
         return {"held_out": self.answer_each(shown, 100)}
 
-    def answer_each(self, shown: Mapping[str, OrderStage], first: int) -> dict[str, dict[str, float]]:
-        """Return the result of `answer` for each stage; their random streams are numbered from `first`."""
+    def answer_each(
+        self, shown: Mapping[str, OrderStage], first: int
+    ) -> dict[str, dict[str, float]]:
+        """Return the result of `answer` for each stage; their random streams are numbered from
+        `first`.
+        """
         return {
-            name: self.answer(np.random.default_rng([self.seed, self.stream, first + number]), stage)
+            name: self.answer(
+                np.random.default_rng([self.seed, self.stream, first + number]), stage
+            )
             for number, (name, stage) in enumerate(shown.items())
         }
 
@@ -148,13 +177,17 @@ class OrderTrainer(Loop[OrderStage]):
         right: dict[str, list[bool]] = {}
         for _ in range(self.held_out_batches):
             batch = self.make_batch(rng, held_out, 0.0)
-            logits = compute_logits(self.model, batch.tokens, batch.questions, batch.labels != IGNORED)
+            logits = compute_logits(
+                self.model, batch.tokens, batch.questions, batch.labels != IGNORED
+            )
             for kind, ok in zip(batch.types, judge_answers(logits, batch.labels), strict=True):
                 right.setdefault(kind, []).append(ok)
         return {kind: round(float(np.mean(ok)), 3) for kind, ok in sorted(right.items())}
 
 
-def weigh(stage: OrderStage, found: Mapping[str, Tensor], loss: Tensor, losses: dict[str, float]) -> Tensor:
+def weigh(
+    stage: OrderStage, found: Mapping[str, Tensor], loss: Tensor, losses: dict[str, float]
+) -> Tensor:
     """Add the losses in `found`, weighted by the stage, to `loss`, and note each in `losses`."""
     for name, own in found.items():
         loss = loss + stage.links[name] * own

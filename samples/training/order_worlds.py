@@ -1,7 +1,9 @@
-"""Worlds for questions of order: four events at the start, in the middle or at the end among 24 others.
+"""Worlds for questions of order: four events at the start, in the middle or at the end among 24
+others.
 
-The four lie within a minute or, in every second world, within 16 seconds. The others share no shape, colour or place
-with them. The four may be shown twice, at the start and in the middle. Makes worlds and questions; knows no model.
+The four lie within a minute or, in every second world, within 16 seconds. The others share no
+shape, colour or place with them. The four may be shown twice, at the start and in the middle. Makes
+worlds and questions; knows no model.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ PLACES: Final = ("start", "middle", "end")
 TWICE: Final = "twice"
 DISTRACTORS: Final = 24
 CONTENT: Final = ("colour", "shape", "where", "at", "whether")
-ASKED: Final = (*(kind for kind in ORDER_TYPES if kind not in ("before", "after")), *CONTENT, "first", "last", "now")
+ASKED: Final = (
+    *(kind for kind in ORDER_TYPES if kind not in ("before", "after")),
+    *CONTENT,
+    "first",
+    "last",
+    "now",
+)
 """Types in the order of the table: order first, then the types that training must not lose."""
 ASKED_TWICE: Final = ("which_first", "which_last", "before", "after", "colour", "where")
 """Types with the same answer for both showings."""
@@ -30,7 +38,8 @@ _EVIDENCE_S: Final = (60, 16)
 
 
 def make_order_world(place: str, index: int) -> World:
-    """Make world number `index` with the evidence at `place`; the evidence itself depends on the index alone.
+    """Make world number `index` with the evidence at `place`; the evidence itself depends on the
+    index alone.
 
     Six successive worlds have six different pairs of length and density.
     """
@@ -63,5 +72,7 @@ def ask_order(world: World, kinds: tuple[str, ...] = ASKED, per_type: int = 4) -
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([world.config.seed, 32, number, world.config.before_s])
         for fact in pick_different(rng, find_facts(kind, events, ask_s), per_type):
-            asked.append(Question(phrase(rng, kind, fact), fact.answer, kind, fact.evidence_s, float(ask_s)))
+            asked.append(
+                Question(phrase(rng, kind, fact), fact.answer, kind, fact.evidence_s, float(ask_s))
+            )
     return asked

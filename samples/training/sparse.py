@@ -1,7 +1,8 @@
-"""Sparse training videos: the lit tokens of many events in a long span, and a few of the unlit ones.
+"""Sparse training videos: the lit tokens of many events in a long span, and a few of the unlit
+ones.
 
-Unlit tokens carry little, and a long video has thousands of them; the shown ones stand for all. Chooses the clips of a
-video, their times, and the tokens to show.
+Unlit tokens carry little, and a long video has thousands of them; the shown ones stand for all.
+Chooses the clips of a video, their times, and the tokens to show.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MOST_AMONG_OTHERS = 6
 
 @dataclass(frozen=True, slots=True)
 class SparseVideo:
-    """Tokens of one video in order of time and cell, all `[N]`: rows of the bank, times, cells, lit.
+    """Tokens of one video in order of time and cell, all `[N]`: rows of the bank, times, cells,
+    lit.
 
     Attributes:
         rows, times, cells, lit: as above.
@@ -50,11 +52,19 @@ class SparseVideo:
         return sorted((*self.events, *self.repeats), key=lambda event: event.start_s)
 
 
-def draw_clips(rng: np.random.Generator, composer: Composer, scene: Scene) -> tuple[list[int], list[int]]:
-    """Draw clips to ask about, all of different shapes, and others that share no shape with them."""
-    n_events, n_others = (int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others))
+def draw_clips(
+    rng: np.random.Generator, composer: Composer, scene: Scene
+) -> tuple[list[int], list[int]]:
+    """Draw clips to ask about, all of different shapes, and others that share no shape with
+    them.
+    """
+    n_events, n_others = (
+        int(rng.integers(least, most + 1)) for least, most in (scene.events, scene.others)
+    )
     n_events = min(n_events, MOST_AMONG_OTHERS) if n_others else n_events
-    looks, single, pairs = composer.looks, composer.by_kind[SINGLE], composer.by_kind[OVERLAPPING]
+    looks = composer.looks
+    single = composer.by_kind[SINGLE]
+    pairs = composer.by_kind[OVERLAPPING]
     events: list[int] = []
     # Shapes, colours and places in use.
     taken: tuple[set[int], set[int], set[int]] = (set(), set(), set())
@@ -76,7 +86,9 @@ def draw_clips(rng: np.random.Generator, composer: Composer, scene: Scene) -> tu
             number = int(rng.integers(len(looks)))
             shape, colour, place = looks[number].tolist()
             # Repeat a colour or a place only if no other clip is found.
-            if shape not in taken[0] and (attempt == 4 or not (colour in taken[1] or place in taken[2])):
+            if shape not in taken[0] and (
+                attempt == 4 or not (colour in taken[1] or place in taken[2])
+            ):
                 take(int(single[number]), looks[number : number + 1])
                 break
     others: list[int] = []
@@ -95,17 +107,25 @@ def draw_clips(rng: np.random.Generator, composer: Composer, scene: Scene) -> tu
     return [events[i] for i in rng.permutation(len(events))], others
 
 
-def _line_up(rng: np.random.Generator, events: list[int], others: list[int], place: str) -> tuple[list[int], int, int]:
-    """Return the clips in order, and the range [first, last) of the events among them (0, 0: they are mixed)."""
+def _line_up(
+    rng: np.random.Generator, events: list[int], others: list[int], place: str
+) -> tuple[list[int], int, int]:
+    """Return the clips in order, and the range [first, last) of the events among them (0, 0: they
+    are mixed).
+    """
     if place == "mix":
         clips = events + others
         return [clips[i] for i in rng.permutation(len(clips))], 0, 0
-    before = {"start": 0, "end": len(others), "middle": int(rng.integers(0, len(others) + 1))}[place]
+    before = {"start": 0, "end": len(others), "middle": int(rng.integers(0, len(others) + 1))}[
+        place
+    ]
     return [*others[:before], *events, *others[before:]], before, before + len(events)
 
 
 def _free_before(rng: np.random.Generator, free: int, n: int, first: int, last: int) -> Array:
-    """Draw how many of `free` steps lie before each of n clips; clips [first, last) are mostly close together."""
+    """Draw how many of `free` steps lie before each of n clips; clips [first, last) are mostly
+    close together.
+    """
     if last == first or rng.random() >= 0.6:
         return np.sort(rng.integers(0, free + 1, n))
     inside = int(min(free, rng.uniform(0, 15) * (last - first)))
@@ -120,13 +140,20 @@ def _free_before(rng: np.random.Generator, free: int, n: int, first: int, last: 
     )
 
 
-def make_sparse_video(rng: np.random.Generator, composer: Composer, scene: Scene, now: float) -> SparseVideo:
+def make_sparse_video(
+    rng: np.random.Generator, composer: Composer, scene: Scene, now: float
+) -> SparseVideo:
     """Make a video of `scene`; `now` is the probability that it ends with an event."""
     return lay_out(rng, composer, scene, now, *draw_clips(rng, composer, scene))
 
 
 def lay_out(
-    rng: np.random.Generator, composer: Composer, scene: Scene, now: float, events: list[int], others: list[int]
+    rng: np.random.Generator,
+    composer: Composer,
+    scene: Scene,
+    now: float,
+    events: list[int],
+    others: list[int],
 ) -> SparseVideo:
     """Make a video of these clips with gaps between them; see `make_sparse_video`."""
     bank = composer.bank
@@ -150,9 +177,16 @@ def lay_out(
 
 
 def _show(
-    rng: np.random.Generator, composer: Composer, clips: list[int], starts: Array, lengths: Array, span: int
+    rng: np.random.Generator,
+    composer: Composer,
+    clips: list[int],
+    starts: Array,
+    lengths: Array,
+    span: int,
 ) -> SparseVideo:
-    """Show lit tokens (of half of the clips only some steps), all tokens of the last steps, and some others."""
+    """Show lit tokens (of half of the clips only some steps), all tokens of the last steps, and
+    some others.
+    """
     bank = composer.bank
     events: list[Seen] = []
     parts: list[tuple[Array, Array, Array, NDArray[np.bool_]]] = []
@@ -165,7 +199,13 @@ def _show(
         lit = bank.lit[rows]
         shown = lit | (rng.random(lit.shape) < unlit_share)
         found = [
-            Seen(s, c, p, float(start + min(b, length - 1)), float(start + max(min(e, length), min(b, length - 1) + 1)))
+            Seen(
+                s,
+                c,
+                p,
+                float(start + min(b, length - 1)),
+                float(start + max(min(e, length), min(b, length - 1) + 1)),
+            )
             for s, c, p, b, e in composer.events_of(clip).tolist()
         ]
         events += found
@@ -180,11 +220,20 @@ def _show(
     for time in range(max(0, whole_from), span):
         if not held[time]:
             row = composer.blank[rng.integers(len(composer.blank))]
-            parts.append((np.full(TOKENS, row), np.full(TOKENS, time), np.arange(TOKENS), np.zeros(TOKENS, np.bool_)))
+            parts.append(
+                (
+                    np.full(TOKENS, row),
+                    np.full(TOKENS, time),
+                    np.arange(TOKENS),
+                    np.zeros(TOKENS, np.bool_),
+                )
+            )
     times = np.unique(rng.integers(0, span, int(rng.integers(4, 16))))
     times = times[~held[times] & (times < whole_from)]
     blank = composer.blank[rng.integers(0, len(composer.blank), len(times))]
-    parts.append((blank, times, rng.integers(0, TOKENS, len(times)), np.zeros(len(times), np.bool_)))
+    parts.append(
+        (blank, times, rng.integers(0, TOKENS, len(times)), np.zeros(len(times), np.bool_))
+    )
     rows, times, cells, lit = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((cells, times))
     events.sort(key=lambda event: event.start_s)

@@ -1,7 +1,9 @@
-"""Batches of videos in which something is said: captions between the visual tokens of sparse videos, and questions.
+"""Batches of videos in which something is said: captions between the visual tokens of sparse
+videos, and questions.
 
-A caption stands behind the visual tokens of its step, between the control tokens that close and open a video, at the
-positions that `protokv.core.session` gives it. What follows is a video of its own, whose time begins anew.
+A caption stands behind the visual tokens of its step, between the control tokens that close and
+open a video, at the positions that `protokv.core.session` gives it. What follows is a video of its
+own, whose time begins anew.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from numpy.typing import NDArray
 
 from samples.training.batches import Asked, draw_question, drift, share_of
 from samples.training.compose import Composer
-from samples.training.order_batches import OrderBatch, draw_shown, draw_videos, hide_some, stack, write_questions
+from samples.training.order_batches import (
+    OrderBatch,
+    draw_shown,
+    draw_videos,
+    hide_some,
+    stack,
+    write_questions,
+)
 from samples.training.order_curriculum import EASY, OrderStage
 from samples.training.sparse import SparseVideo
 from samples.training.visual_tokens import COLUMNS, N_PREFIX
@@ -32,7 +41,9 @@ MOST_OTHERS: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class SpokenVideo:
-    """A video with words among its tokens: `ids` `[N]` (-1: visual), `positions` `[3, N]`, and that of a question."""
+    """A video with words among its tokens: `ids` `[N]` (-1: visual), `positions` `[3, N]`, and that
+    of a question.
+    """
 
     video: SparseVideo
     said: list[Caption]
@@ -48,10 +59,14 @@ def encode_caption(text: str) -> NDArray[np.int64]:
 
 
 def draw_captions(rng: np.random.Generator, video: SparseVideo) -> list[Caption]:
-    """Say the owners of most events, near them or anywhere, sometimes twice, and other things; in order of time."""
+    """Say the owners of most events, near them or anywhere, sometimes twice, and other things; in
+    order of time.
+    """
     names = rng.permutation(len(NAMES)).tolist()
     shown = list(dict.fromkeys(event.shape for event in video.events))
-    asked = [shape for shape in shown if sum(event.shape == shape for event in video.events) == 1][:4]
+    asked = [shape for shape in shown if sum(event.shape == shape for event in video.events) == 1][
+        :4
+    ]
     free = rng.permutation(video.span).tolist()
     said: list[Caption] = []
 
@@ -75,8 +90,12 @@ def draw_captions(rng: np.random.Generator, video: SparseVideo) -> list[Caption]
 
 
 def speak(video: SparseVideo, said: list[Caption], shift: int) -> SpokenVideo:
-    """Put captions, in order of time, into a video that follows `shift` steps that are not shown."""
-    origin, since, n = N_PREFIX, -shift, len(video.times)
+    """Put captions, in order of time, into a video that follows `shift` steps that are not
+    shown.
+    """
+    origin = N_PREFIX
+    since = -shift
+    n = len(video.times)
     places = np.zeros((3, n), np.int64)
     parts: list[NDArray[np.int64]] = []
     for second, words in [*((c.second, encode_caption(c.text)) for c in said), (video.span, None)]:
@@ -87,9 +106,12 @@ def speak(video: SparseVideo, said: list[Caption], shift: int) -> SpokenVideo:
         behind = origin + max(passed, COLUMNS) if passed else origin
         if words is not None:
             parts.append(behind + np.arange(len(words)))
-            origin, since = behind + len(words), second + 1
+            origin = behind + len(words)
+            since = second + 1
     ids = [encode_caption(caption.text) for caption in said]
-    seconds = np.concatenate([video.times, *(np.full(len(w), c.second) for w, c in zip(ids, said, strict=True))])
+    seconds = np.concatenate(
+        [video.times, *(np.full(len(w), c.second) for w, c in zip(ids, said, strict=True))]
+    )
     order = np.argsort(seconds, kind="stable")
 
     def join(visual: NDArray[np.int64], words: int) -> NDArray[np.int64]:
@@ -101,27 +123,42 @@ def speak(video: SparseVideo, said: list[Caption], shift: int) -> SpokenVideo:
         times=seconds[order],
         cells=join(video.cells, 0),
         lit=np.concatenate(
-            [video.lit, *(np.full(len(w), c.shape is not None) for w, c in zip(ids, said, strict=True))]
+            [
+                video.lit,
+                *(np.full(len(w), c.shape is not None) for w, c in zip(ids, said, strict=True)),
+            ]
         )[order],
     )
     text = np.concatenate([np.zeros(0, np.int64), *parts])
     positions = np.concatenate([places, np.broadcast_to(text, (3, len(text)))], 1)[:, order]
-    return SpokenVideo(spoken, said, np.concatenate([np.full(n, -1), *ids])[order], positions, behind)
+    return SpokenVideo(
+        spoken, said, np.concatenate([np.full(n, -1), *ids])[order], positions, behind
+    )
 
 
-def ask(rng: np.random.Generator, one: SpokenVideo, weights: Mapping[str, float], n: int) -> list[Asked]:
+def ask(
+    rng: np.random.Generator, one: SpokenVideo, weights: Mapping[str, float], n: int
+) -> list[Asked]:
     """Draw n questions about a video and what is said in it."""
     find = partial(find_facts, events=one.video.events, ask_s=one.video.span, said=one.said)
     types = list(weights)
-    return [draw_question(rng, types, share_of(types, weights), find, one.video.events) for _ in range(n)]
+    return [
+        draw_question(rng, types, share_of(types, weights), find, one.video.events)
+        for _ in range(n)
+    ]
 
 
-def make_speech_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float) -> OrderBatch:
+def make_speech_batch(
+    rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float
+) -> OrderBatch:
     """Make the next batch at the fraction `progress` of a stage."""
     scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
     silent = draw_videos(rng, composer, stage, scene)
     shift, mass = draw_shown(rng, stage, silent)
-    spoken = [speak(video, draw_captions(rng, video), int(s)) for video, s in zip(silent, shift, strict=True)]
+    spoken = [
+        speak(video, draw_captions(rng, video), int(s))
+        for video, s in zip(silent, shift, strict=True)
+    ]
     videos = [one.video for one in spoken]
     tokens, lit = stack(composer, videos, shift, mass)
     ids = np.full(lit.shape, -1, np.int64)
@@ -130,7 +167,9 @@ def make_speech_batch(rng: np.random.Generator, composer: Composer, stage: Order
         ids[b, : len(one.ids)], positions[:, b, : len(one.ids)] = one.ids, one.positions
     tokens = replace(
         tokens,
-        bias=None if tokens.bias is None else tokens.bias.masked_fill(torch.from_numpy(ids >= 0), 0.0),
+        bias=None
+        if tokens.bias is None
+        else tokens.bias.masked_fill(torch.from_numpy(ids >= 0), 0.0),
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions),
         end=torch.tensor([one.asked_at - N_PREFIX for one in spoken]),

@@ -1,9 +1,10 @@
 """Two layers in front that bind names to shapes, with weights that do so from the start.
 
-In the first, every token looks two tokens back; if a shape word stands there, as before the name in a caption, the
-token takes up a code of the shape. In the second, the name in a question looks for the same name in a caption and
-becomes the word of its shape, which the layers behind it know how to ask about; and a shape word looks for a name with
-the code of its shape and takes up that name. Readings are fitted to the embeddings. Knows no losses and no stages.
+In the first, every token looks two tokens back; if a shape word stands there, as before the name in
+a caption, the token takes up a code of the shape. In the second, the name in a question looks for
+the same name in a caption and becomes the word of its shape, which the layers behind it know how to
+ask about; and a shape word looks for a name with the code of its shape and takes up that name.
+Readings are fitted to the embeddings. Knows no losses and no stages.
 """
 
 from __future__ import annotations
@@ -26,23 +27,33 @@ NAMING_LAYER: Final = 1
 
 _BACK: Final = 2
 _SLOW: Final = (11, 12, 13, 14, 15, 27, 28, 29, 30, 31)
-"""Dimensions of a head of 32 that hardly turn within the thousand positions between a caption and a question."""
+"""Dimensions of a head of 32 that hardly turn within the thousand positions between a caption and a
+question.
+"""
 
 _CODE: Final = 1.5
-_SAME, _BOUND, _OF_SHAPE, _SINK = 16.0, 8.0, 20.0, 5.0
-"""The size of a code, and attention scores: of the same name, of a name with a code, of the code of a shape, and of the
-first token, which has nothing to tell."""
+_SAME = 16.0
+_BOUND = 8.0
+_OF_SHAPE = 20.0
+_SINK = 5.0
+"""The size of a code, and attention scores: of the same name, of a name with a code, of the code of
+a shape, and of the first token, which has nothing to tell."""
 
 _GAIN: Final = 1.6
-"""Fitted readings are too small, and some attention goes elsewhere: without this a name moves .6 of its way."""
+"""Fitted readings are too small, and some attention goes elsewhere: without this a name moves .6 of
+its way.
+"""
 
 
 @torch.no_grad()
 def bind_names(model: Qwen2_5_VLForConditionalGeneration, seen: Tensor) -> None:
-    """Set both layers; `seen` `[n, hidden]` are features of visual tokens, which must not be taken for words."""
+    """Set both layers; `seen` `[n, hidden]` are features of visual tokens, which must not be taken
+    for words.
+    """
     language = model.model.language_model
     words = language.embed_tokens.weight
-    hidden, n = words.shape[1], len(SHAPES)
+    hidden = words.shape[1]
+    n = len(SHAPES)
     ids = token_ids("words")
     shapes, names = ([ids[word.lower()] for word in some] for some in (SHAPES, NAMES))
     told = torch.zeros(len(words), 2 * n + 1)
@@ -60,7 +71,8 @@ def bind_names(model: Qwen2_5_VLForConditionalGeneration, seen: Tensor) -> None:
 
     look_back(model, BINDING_LAYER, (_BACK,))
     attention = language.layers[BINDING_LAYER].self_attn
-    D, groups = attention.head_dim, model.config.text_config.num_key_value_heads
+    D = attention.head_dim
+    groups = model.config.text_config.num_key_value_heads
     for line in (attention.v_proj, attention.o_proj):
         torch.nn.init.zeros_(line.weight)
     for group in range(groups):
@@ -77,14 +89,22 @@ def bind_names(model: Qwen2_5_VLForConditionalGeneration, seen: Tensor) -> None:
     always = torch.zeros(hidden + 1, 1)
     always[-1] = 1
     scale = D**0.5
-    is_name, has_code = of_name.sum(1, keepdim=True), of_code.sum(1, keepdim=True)
+    is_name = of_name.sum(1, keepdim=True)
+    has_code = of_code.sum(1, keepdim=True)
     asks = ((_SAME, of_name, of_name), (_BOUND, is_name, has_code), (_SINK, always, of_first))
     _match(attention, 0, heads // groups, scale, asks)
-    _match(attention, 1, heads // groups, scale, ((_OF_SHAPE, of_shape, of_code), (_SINK, always, of_first)))
+    _match(
+        attention,
+        1,
+        heads // groups,
+        scale,
+        ((_OF_SHAPE, of_shape, of_code), (_SINK, always, of_first)),
+    )
     _set(attention.v_proj, 0, torch.cat([of_code, of_name], 1))
     _set(attention.v_proj, D, of_name)
     # Words that training never used are all alike but for their noise.
-    plain, each = words[names].mean(0), heads // groups
+    plain = words[names].mean(0)
+    each = heads // groups
     turned = _GAIN / each * torch.cat([words[shapes] - plain, plain - words[names]]).T
     for head in range(each):
         attention.o_proj.weight[:, head * D : head * D + 2 * n] = turned
@@ -93,17 +113,28 @@ def bind_names(model: Qwen2_5_VLForConditionalGeneration, seen: Tensor) -> None:
 
 
 def _set(line: torch.nn.Linear, first: int, reading: Tensor) -> None:
-    """Let the outputs from `first` on be a reading `[hidden + 1, K]`, whose last row is a constant."""
+    """Let the outputs from `first` on be a reading `[hidden + 1, K]`, whose last row is a
+    constant.
+    """
     last = first + reading.shape[1]
     line.weight[first:last], line.bias[first:last] = reading[:-1].T, reading[-1]
 
 
 def _match(
-    attention: torch.nn.Module, group: int, each: int, scale: float, asks: tuple[tuple[float, Tensor, Tensor], ...]
+    attention: torch.nn.Module,
+    group: int,
+    each: int,
+    scale: float,
+    asks: tuple[tuple[float, Tensor, Tensor], ...],
 ) -> None:
-    """Let the heads of a group score tokens by products of readings, on the dimensions that hardly turn."""
+    """Let the heads of a group score tokens by products of readings, on the dimensions that hardly
+    turn.
+    """
     D = attention.head_dim
-    asked, told = (torch.cat([(score * scale) ** 0.5 * pair[side] for score, *pair in asks], 1) for side in (0, 1))
+    asked, told = (
+        torch.cat([(score * scale) ** 0.5 * pair[side] for score, *pair in asks], 1)
+        for side in (0, 1)
+    )
     for line, reading, places in (
         (attention.q_proj, asked, range(group * each * D, (group + 1) * each * D, D)),
         (attention.k_proj, told, (group * D,)),

@@ -1,6 +1,7 @@
 """The first two stages of training, and the files of all stages: plain safetensors in one folder.
 
-A stage whose file exists is not run again, so training can be resumed. Files are complete or absent.
+A stage whose file exists is not run again, so training can be resumed. Files are complete or
+absent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class Journal:
-    """The `log.jsonl` of a run: one JSON object a line, with wall and CPU seconds of this process."""
+    """The `log.jsonl` of a run: one JSON object a line, with wall and CPU seconds of this
+    process.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +36,10 @@ class Journal:
 
     def __call__(self, record: dict[str, Any]) -> None:
         """Append a record."""
-        stamp = {"wall_s": round(time.time() - self.start_s, 1), "cpu_s": round(sum(os.times()[:4]), 1)}
+        stamp = {
+            "wall_s": round(time.time() - self.start_s, 1),
+            "cpu_s": round(sum(os.times()[:4]), 1),
+        }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record | stamp) + "\n")
 
@@ -45,8 +51,12 @@ def save_atomically(tensors: Mapping[str, Tensor], path: Path) -> None:
     part.replace(path)
 
 
-def run_vision_stage(folder: Path, seed: int, say: Say, *, steps: int = VISION_STEPS, **size: int) -> dict[str, Tensor]:
-    """Return the float32 state of the trained vision tower; train it if `vision.safetensors` is missing."""
+def run_vision_stage(
+    folder: Path, seed: int, say: Say, *, steps: int = VISION_STEPS, **size: int
+) -> dict[str, Tensor]:
+    """Return the float32 state of the trained vision tower; train it if `vision.safetensors` is
+    missing.
+    """
     path = folder / "vision.safetensors"
     if not path.exists():
         visual = make_model(seed, **size).model.visual

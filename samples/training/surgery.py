@@ -1,8 +1,9 @@
-"""Insert layers that change nothing at first into a trained model, and give time the slow rotary pairs.
+"""Insert layers that change nothing at first into a trained model, and give time the slow rotary
+pairs.
 
-Two of six layers are new: the first one, which is the clock, and the last but one, where the second shape word of a
-question finds the first. The shipped weights read content as well with fewer rotary pairs for rows and columns.
-`time_surgery` inserts further layers.
+Two of six layers are new: the first one, which is the clock, and the last but one, where the second
+shape word of a question finds the first. The shipped weights read content as well with fewer rotary
+pairs for rows and columns. `time_surgery` inserts further layers.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from samples.training.model import make_config
 from samples.training.vocabulary import Extent, words
 
 SECTIONS: Final = (12, 2, 2)
-"""With theta 2e4 the slowest pair of time rotates once in 5,700 steps; with (8, 4, 4), once in 480."""
+"""With theta 2e4 the slowest pair of time rotates once in 5,700 steps; with (8, 4, 4), once in
+480.
+"""
 
 CLOCK_LAYER: Final = 0
 LOOK_BACK_LAYER: Final = 4
 INSERTED: Final = (CLOCK_LAYER, LOOK_BACK_LAYER)
 
 READING_LAYER: Final = 2
-"""The layer whose attention shows the evidence of an answer: the second one before the clock was inserted."""
+"""The layer whose attention shows the evidence of an answer: the second one before the clock was
+inserted.
+"""
 
 _WORD_NOISE: Final = 0.15
 """About the root mean square of the embedding of a learned word."""
@@ -43,12 +48,16 @@ def insert_layers(
     reading: int = READING_LAYER,
     hidden: int = 128,
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """Return the float32 model with the weights `state` and new layers at the places `inserted` of the new stack.
+    """Return the float32 model with the weights `state` and new layers at the places `inserted` of
+    the new stack.
 
-    The new layers add nothing: their o_proj and down_proj are zero. The attention of layer `reading` shows evidence.
+    The new layers add nothing: their o_proj and down_proj are zero. The attention of layer
+    `reading` shows evidence.
     """
     layers = "model.language_model.layers."
-    old = len({name.removeprefix(layers).split(".")[0] for name in state if name.startswith(layers)})
+    old = len(
+        {name.removeprefix(layers).split(".")[0] for name in state if name.startswith(layers)}
+    )
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(make_config(old + len(inserted), hidden, SECTIONS))
     kept = [i for i in range(old + len(inserted)) if i not in inserted]
@@ -62,7 +71,9 @@ def insert_layers(
     missing, unexpected = model.load_state_dict(moved, strict=False)
     new = tuple(f"{layers}{i}." for i in inserted)
     if unexpected or any(not name.startswith((*new, "lm_head.")) for name in missing):
-        raise ValueError(f"not the weights of a smaller model: {sorted(unexpected)}, {sorted(missing)}")
+        raise ValueError(
+            f"not the weights of a smaller model: {sorted(unexpected)}, {sorted(missing)}"
+        )
     for i in inserted:
         layer = model.model.language_model.layers[i]
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -77,16 +88,23 @@ def tell_words_apart(embedding: Tensor, seed: int, known_by: Extent, to_learn: E
 
     The embeddings of words that training never used are all alike.
     """
-    known, further = len(words(known_by)), len(words(to_learn))
+    known = len(words(known_by))
+    further = len(words(to_learn))
     generator = torch.Generator().manual_seed(seed)
-    embedding[known:further] += _WORD_NOISE * torch.randn(further - known, embedding.shape[1], generator=generator)
+    embedding[known:further] += _WORD_NOISE * torch.randn(
+        further - known, embedding.shape[1], generator=generator
+    )
 
 
 @torch.no_grad()
 def look_back(
-    model: Qwen2_5_VLForConditionalGeneration, number: int = LOOK_BACK_LAYER, offsets: tuple[int, ...] = _OFFSETS
+    model: Qwen2_5_VLForConditionalGeneration,
+    number: int = LOOK_BACK_LAYER,
+    offsets: tuple[int, ...] = _OFFSETS,
 ) -> None:
-    """Let each group of heads attend to the token so many positions back: 3 or 4, where the first shape word stands."""
+    """Let each group of heads attend to the token so many positions back: 3 or 4, where the first
+    shape word stands.
+    """
     attention = model.model.language_model.layers[number].self_attn
     theta = model.config.text_config.rope_parameters["rope_theta"]
     for group in range(model.config.text_config.num_key_value_heads):
@@ -96,13 +114,17 @@ def look_back(
 
 @torch.no_grad()
 def point_back(attention: Any, theta: float, group: int, offset: int) -> None:
-    """Let a group of heads attend to the token `offset` positions back, with the biases of its queries and key.
+    """Let a group of heads attend to the token `offset` positions back, with the biases of its
+    queries and key.
 
-    Queries are a constant on the fastest rotary pairs, and the key is the same constant rotated by the offset.
+    Queries are a constant on the fastest rotary pairs, and the key is the same constant rotated by
+    the offset.
     """
-    D, each = attention.head_dim, attention.num_key_value_groups
+    D = attention.head_dim
+    each = attention.num_key_value_groups
     turn = offset * theta ** (-torch.arange(_FAST_PAIRS) / (D // 2))
-    query, key = torch.zeros(D), torch.zeros(D)
+    query = torch.zeros(D)
+    key = torch.zeros(D)
     query[:_FAST_PAIRS] = _SHARPNESS
     key[:_FAST_PAIRS] = _SHARPNESS * torch.cos(turn)
     key[D // 2 : D // 2 + _FAST_PAIRS] = _SHARPNESS * torch.sin(turn)

@@ -1,10 +1,11 @@
 """The curriculum of one shape over time, for weights that read order: six stages, pure data.
 
-One layer learns where events begin, and a second one learns to gather the events of a shape evenly. Both learn alone in
-a frozen network, and change no token that questions about time do not need. Then the later layers learn to answer. The
-two layers learn alone once more, with more detail about beginnings, and the later layers follow. The last stage asks
-more of the types that suffer most from sharing a word with questions about time. The layers in front and the words
-stay frozen: even shares do not survive the learning rate that answers need.
+One layer learns where events begin, and a second one learns to gather the events of a shape evenly.
+Both learn alone in a frozen network, and change no token that questions about time do not need.
+Then the later layers learn to answer. The two layers learn alone once more, with more detail about
+beginnings, and the later layers follow. The last stage asks more of the types that suffer most from
+sharing a word with questions about time. The layers in front and the words stay frozen: even shares
+do not survive the learning rate that answers need.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _ASKED: Final = {
     "first": 0.2,
     "count": 0.2,
 }
-"""Weights of the types while the two layers learn alone: questions about time, and all that must not change."""
+"""Weights of the types while the two layers learn alone: questions about time, and all that must
+not change.
+"""
 
 ONSET: Final = OrderStage(
     name="onset",
@@ -66,7 +69,15 @@ GATHER: Final = replace(
     easy=0.5,
     questions=8,
     weights={**_ASKED, "times": 3.0},
-    links={"traces": 1.0, "follows": 0.5, "code": 3.0, "look_events": 1.0, "looks": 1.0, "times": 2.0, "until": 1.0},
+    links={
+        "traces": 1.0,
+        "follows": 0.5,
+        "code": 3.0,
+        "look_events": 1.0,
+        "looks": 1.0,
+        "times": 2.0,
+        "until": 1.0,
+    },
     trains=(
         *(f"{_LAYERS}{i}." for i in (1, 2)),
         *(f"links.{name}." for name in ("code", "follows", "looks", "times", "until")),
@@ -85,7 +96,15 @@ TALLY: Final = OrderStage(
     rate_end=5e-6,
     scene=_SCENE,
     easy=0.7,
-    weights={**WEIGHTS, **LATE, "tenth": 3.0, "count": 1.0, "times": 5.0, "where_first": 3.0, "where_last": 3.0},
+    weights={
+        **WEIGHTS,
+        **LATE,
+        "tenth": 3.0,
+        "count": 1.0,
+        "times": 5.0,
+        "where_first": 3.0,
+        "where_last": 3.0,
+    },
     weights_end={"times": 4.0, "where_first": 1.5, "where_last": 2.0},
     links={name: weight / 3 for name, weight in ORDER_LINKS.items()}
     | {"opening": 2.0, "closing": 2.0, "look_latest": 0.2},
@@ -138,4 +157,9 @@ def make_time_curriculum(steps: int = TIME_STEPS) -> tuple[OrderStage, ...]:
     rest = steps - ONSET.steps - POLISH.steps
     shares = ((GATHER, 24), (TALLY, 24), (SETTLE, 16))
     middle = [replace(stage, steps=rest * share // 79) for stage, share in shares]
-    return ONSET, *middle, replace(ANSWER, steps=rest - sum(stage.steps for stage in middle)), POLISH
+    return (
+        ONSET,
+        *middle,
+        replace(ANSWER, steps=rest - sum(stage.steps for stage in middle)),
+        POLISH,
+    )

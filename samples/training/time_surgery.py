@@ -1,8 +1,10 @@
-"""Two further layers behind the clock, with weights that make them attend to the right tokens from the start.
+"""Two further layers behind the clock, with weights that make them attend to the right tokens from
+the start.
 
-In the first, a visual token attends to the same cell one to three steps back: if no token was lit there, its event
-begins now. In the second, a shape word attends to the first token of each event of its shape, and to the first word of
-the prompt, the sink: more events leave less attention to the sink. Knows no losses and no stages.
+In the first, a visual token attends to the same cell one to three steps back: if no token was lit
+there, its event begins now. In the second, a shape word attends to the first token of each event of
+its shape, and to the first word of the prompt, the sink: more events leave less attention to the
+sink. Knows no losses and no stages.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ _BY_TIME: Final = (6.0, 6.0, 4.0, 4.0, 3.0, 2.0, 2.0, 1.0)
 _BY_CELL: Final = 10.0
 _BY_SHAPE: Final = 8.0
 _SINK: Final = {ONSET_LAYER: 14.0, GATHER_LAYER: 8.0}
-"""Attention scores: by the rotary pairs (fastest first) two steps back, of the same cell, of the same shape, and of the
-sink. One and three steps back the score by time is at most 9 lower; at the same step and four steps back, 18."""
+"""Attention scores: by the rotary pairs (fastest first) two steps back, of the same cell, of the
+same shape, and of the sink. One and three steps back the score by time is at most 9 lower; at the
+same step and four steps back, 18."""
 
 UNLIT: Final = -0.75
 """Share of the sink's score that unlit tokens get; negative, since there are thousands of them."""
@@ -44,7 +47,9 @@ _SLOW: Final = 11
 
 
 def fit(x: Tensor, y: Tensor, ridge: float = 1.0) -> Tensor:
-    """Fit the linear reading `[hidden + 1, K]` of y `[n, K]` from x `[n, hidden]`; its last row is a constant."""
+    """Fit the linear reading `[hidden + 1, K]` of y `[n, K]` from x `[n, hidden]`; its last row is
+    a constant.
+    """
     x = torch.cat([x, torch.ones(len(x), 1)], 1)
     found: Tensor = torch.linalg.solve(x.T @ x + ridge * torch.eye(x.shape[1]), x.T @ y)
     return found
@@ -57,14 +62,20 @@ def make_codes(n: int) -> Tensor:
 
 
 @torch.no_grad()
-def look_for_predecessors(attention: Any, theta: float, cells: Tensor, lit: Tensor, sink: Tensor, seed: int) -> None:
-    """Let all heads attend to earlier lit tokens of the same cell, and to the sink if there are none.
+def look_for_predecessors(
+    attention: Any, theta: float, cells: Tensor, lit: Tensor, sink: Tensor, seed: int
+) -> None:
+    """Let all heads attend to earlier lit tokens of the same cell, and to the sink if there are
+    none.
 
-    Readings `[hidden + 1, K]` of normalised states: the code of a lit token's cell (K = 8), lit and sink (K = 1).
+    Readings `[hidden + 1, K]` of normalised states: the code of a lit token's cell (K = 8), lit and
+    sink (K = 1).
     """
     D = attention.head_dim
-    scale, half = D**0.5, D // 2
-    query, key = torch.zeros(D, len(cells)), torch.zeros(D, len(cells))
+    scale = D**0.5
+    half = D // 2
+    query = torch.zeros(D, len(cells))
+    key = torch.zeros(D, len(cells))
     for i, score in enumerate(_BY_TIME):
         angle = torch.tensor(_BACK * theta ** (-i / half))
         query[i, -1] = (score * scale) ** 0.5
@@ -79,34 +90,49 @@ def look_for_predecessors(attention: Any, theta: float, cells: Tensor, lit: Tens
 
 
 @torch.no_grad()
-def look_for_events(attention: Any, shapes: Tensor, followed: Tensor, events: Tensor, sink: Tensor, seed: int) -> None:
+def look_for_events(
+    attention: Any, shapes: Tensor, followed: Tensor, events: Tensor, sink: Tensor, seed: int
+) -> None:
     """Let all heads attend equally to the starts of events of a shape word's shape and to the sink.
 
-    Shape words that are not asked about over time attend to the sink alone. Readings `[hidden + 1, K]` of normalised
-    states: the shape of a word and of an event that begins (K = 8), if a shape word is asked about over time, and the
-    sink (K = 1). Scores do not depend on the time of an event.
+    Shape words that are not asked about over time attend to the sink alone. Readings `[hidden + 1,
+    K]` of normalised states: the shape of a word and of an event that begins (K = 8), if a shape
+    word is asked about over time, and the sink (K = 1). Scores do not depend on the time of an
+    event.
     """
     D = attention.head_dim
-    scale, codes = D**0.5, make_codes(shapes.shape[1])
-    query, key = torch.zeros(D, len(events)), torch.zeros(D, len(events))
+    scale = D**0.5
+    codes = make_codes(shapes.shape[1])
+    query = torch.zeros(D, len(events))
+    key = torch.zeros(D, len(events))
     for made, read in ((query, shapes), (key, events)):
         made[list(_CONTENT[:-1])] = (_BY_SHAPE * scale) ** 0.5 * (read @ codes).T
     _look_at_sink(query, key, sink, _SINK[GATHER_LAYER] * scale, _CONTENT[-1])
     query[_CONTENT[-1]] *= _NOT_FOLLOWED
-    query[_CONTENT[-1]] += (1 - _NOT_FOLLOWED) * (_SINK[GATHER_LAYER] * scale) ** 0.5 * followed[:, 0]
+    query[_CONTENT[-1]] += (
+        (1 - _NOT_FOLLOWED) * (_SINK[GATHER_LAYER] * scale) ** 0.5 * followed[:, 0]
+    )
     _set(attention, query, key, seed)
 
 
 @torch.no_grad()
 def look_at_lead(attention: Any, theta: float, group: int, seed: int) -> None:
     """Let a group of heads attend only to the token LEAD positions back, for every token."""
-    D, each = attention.head_dim, attention.num_key_value_groups
-    queries, keys = slice(group * each * D, (group + 1) * each * D), slice(group * D, (group + 1) * D)
-    for projection, rows in ((attention.q_proj, queries), (attention.k_proj, keys), (attention.v_proj, keys)):
+    D = attention.head_dim
+    each = attention.num_key_value_groups
+    queries = slice(group * each * D, (group + 1) * each * D)
+    keys = slice(group * D, (group + 1) * D)
+    for projection, rows in (
+        (attention.q_proj, queries),
+        (attention.k_proj, keys),
+        (attention.v_proj, keys),
+    ):
         projection.weight[rows], projection.bias[rows] = 0, 0
     point_back(attention, theta, group, LEAD)
     generator = torch.Generator().manual_seed(seed)
-    attention.v_proj.weight[keys] = 0.06 * torch.randn(D, attention.v_proj.in_features, generator=generator)
+    attention.v_proj.weight[keys] = 0.06 * torch.randn(
+        D, attention.v_proj.in_features, generator=generator
+    )
 
 
 def _look_at_sink(query: Tensor, key: Tensor, sink: Tensor, score: float, dimension: int) -> None:

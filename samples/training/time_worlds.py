@@ -1,8 +1,9 @@
-"""Worlds with evidence that lasts for minutes: shapes that appear several times, and one that crosses the picture.
+"""Worlds with evidence that lasts for minutes: shapes that appear several times, and one that
+crosses the picture.
 
-Three shapes appear one to four times, all over the stream or, in every second world, within one minute. Another one
-crosses the picture in one to two minutes. There are 24 events of other shapes. Makes worlds and questions; knows no
-model.
+Three shapes appear one to four times, all over the stream or, in every second world, within one
+minute. Another one crosses the picture in one to two minutes. There are 24 events of other shapes.
+Makes worlds and questions; knows no model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _CROSSING_S: Final = (60, 90, 120)
 
 
 def make_time_world(place: str, index: int) -> World:
-    """Make world number `index`; the crossing, and appearances within one minute, lie at `place` of the stream."""
+    """Make world number `index`; the crossing, and appearances within one minute, lie at `place` of
+    the stream.
+    """
     length_s = LENGTHS_S[index // 2 % len(LENGTHS_S)]
     takes_s = _CROSSING_S[index // 6 % len(_CROSSING_S)]
     minutes = length_s // BLOCK_S
@@ -46,7 +49,9 @@ def make_time_world(place: str, index: int) -> World:
 
 
 def ask_time(world: World, kinds: tuple[str, ...] = TIME_TYPES) -> list[Question]:
-    """Ask at the end of `world` how often each counted shape appeared, and where the crossing one was."""
+    """Ask at the end of `world` how often each counted shape appeared, and where the crossing one
+    was.
+    """
     ask_s = world.config.length_s
     events = world.events_until(ask_s)
     asked = []

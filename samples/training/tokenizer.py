@@ -1,4 +1,6 @@
-"""The tokenizer of the checkpoint, built from the vocabulary; needs the tokenizers and transformers libraries."""
+"""The tokenizer of the checkpoint, built from the vocabulary; needs the tokenizers and transformers
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from samples.training.vocabulary import CHAT_TEMPLATE, SPECIAL, Extent, token_id
 
 
 def build_tokenizer(extent: Extent = "content") -> PreTrainedTokenizerFast:
-    """Build a word-level tokenizer that lowercases, splits off punctuation and ignores white space; see `words`."""
+    """Build a word-level tokenizer that lowercases, splits off punctuation and ignores white space;
+    see `words`.
+    """
     core = Tokenizer(models.WordLevel(token_ids(extent), unk_token="<unk>"))
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -23,7 +27,9 @@ def build_tokenizer(extent: Extent = "content") -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         pad_token="<|endoftext|>",
         eos_token="<|im_end|>",
-        additional_special_tokens=[s for s in SPECIAL if s not in ("<unk>", "<|endoftext|>", "<|im_end|>")],
+        additional_special_tokens=[
+            s for s in SPECIAL if s not in ("<unk>", "<|endoftext|>", "<|im_end|>")
+        ],
         model_max_length=32768,
     )
     tokenizer.chat_template = CHAT_TEMPLATE

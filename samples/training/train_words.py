@@ -1,9 +1,10 @@
-"""Train the shipped model to read what is said: `python -m samples.training.train_words --out DIR [--seed N]`.
+"""Train the shipped model to read what is said: `python -m samples.training.train_words --out DIR
+[--seed N]`.
 
-Builds a clip bank with the shipped vision tower, puts two layers in front of the shipped language model, which bind
-names to shapes (`speech_surgery`), and trains it on two stages of one kind. Exports to DIR/weights-words.
-Every stage writes a file to DIR, so the same command resumes after the last finished stage. DIR/log.jsonl has every
-measurement.
+Builds a clip bank with the shipped vision tower, puts two layers in front of the shipped language
+model, which bind names to shapes (`speech_surgery`), and trains it on two stages of one kind.
+Exports to DIR/weights-words. Every stage writes a file to DIR, so the same command resumes after
+the last finished stage. DIR/log.jsonl has every measurement.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from samples.training.surgery import insert_layers, tell_words_apart
 from samples.worlds.phrases import SPEECH_TYPES
 
 READING_LAYER: Final = 3
-"""The layer whose attention shows the evidence of an answer: the second one before two were put in front."""
+"""The layer whose attention shows the evidence of an answer: the second one before two were put in
+front.
+"""
 
 WORDS_STEPS: Final = 1200
 """Steps of a full run, both stages together."""
@@ -74,7 +77,10 @@ SPEAK: Final = OrderStage(
     questions=8,
     weights=_WEIGHTS,
     links={},
-    trains=tuple(f"model.language_model.{name}." for name in ("layers.2", "layers.3", "layers.4", "layers.5", "norm")),
+    trains=tuple(
+        f"model.language_model.{name}."
+        for name in ("layers.2", "layers.3", "layers.4", "layers.5", "norm")
+    ),
     window=0.15,
     far=0.25,
     drop=0.3,
@@ -103,9 +109,15 @@ class WordsTrainer(OrderTrainer):
     links: ClassVar[Mapping[str, Link]] = {}
     whole: ClassVar[Stage] = replace(WHOLE, weights=CURRICULUM[-1].weights, tokens=2000)
 
-    def make_model(self, state: Mapping[str, Tensor], seed: int) -> Qwen2_5_VLForConditionalGeneration:
-        """Make the model with the new layers, which look where names stand and for equal words from the start."""
-        model = insert_layers(state, seed, inserted=(BINDING_LAYER, NAMING_LAYER), reading=READING_LAYER)
+    def make_model(
+        self, state: Mapping[str, Tensor], seed: int
+    ) -> Qwen2_5_VLForConditionalGeneration:
+        """Make the model with the new layers, which look where names stand and for equal words from
+        the start.
+        """
+        model = insert_layers(
+            state, seed, inserted=(BINDING_LAYER, NAMING_LAYER), reading=READING_LAYER
+        )
         tell_words_apart(model.model.language_model.embed_tokens.weight, seed, "content", "words")
         return model
 
@@ -117,20 +129,29 @@ class WordsTrainer(OrderTrainer):
             rng = np.random.default_rng([self.seed, self.stream, 200])
             rows = rng.integers(0, len(lit), _EXAMPLES)
             # Half of them lit, if the step has any.
-            cells = np.where(np.arange(_EXAMPLES) % 2, lit[rows].argmax(-1), rng.integers(0, TOKENS, _EXAMPLES))
+            cells = np.where(
+                np.arange(_EXAMPLES) % 2, lit[rows].argmax(-1), rng.integers(0, TOKENS, _EXAMPLES)
+            )
             bind_names(self.model, self.composer.bank.features_at(rows, cells))
             self.optimizer.adopt()
 
-    def make_batch(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> OrderBatch:
+    def make_batch(
+        self, rng: np.random.Generator, stage: OrderStage, progress: float
+    ) -> OrderBatch:
         """Make a batch of videos in which something is said."""
         return make_speech_batch(rng, self.composer, stage, progress)
 
     @torch.no_grad()
     def measure(self, stage: OrderStage) -> Mapping[str, Any]:
-        """Return accuracy by place of the evidence and type, in crowded videos with the full cache."""
+        """Return accuracy by place of the evidence and type, in crowded videos with the full
+        cache.
+        """
         if stage.quiet:
             return {}
-        asked = replace(HELD_OUT_STAGE, weights=dict.fromkeys((*SPEECH_TYPES, *MEASURED_CONTENT, "whether"), 1.0))
+        asked = replace(
+            HELD_OUT_STAGE,
+            weights=dict.fromkeys((*SPEECH_TYPES, *MEASURED_CONTENT, "whether"), 1.0),
+        )
         shown = {place: replace(asked, scene=replace(HELD_OUT, place=place)) for place in PLACES}
         return {"held_out": self.answer_each(shown, 100)}
 
@@ -143,12 +164,20 @@ def train_words(
     dtype: torch.dtype = torch.float32,
     counts: Mapping[int, int] = COUNTS,
 ) -> Path:
-    """Run the missing stages of `folder`, with one thread for each process, and return the checkpoint folder."""
+    """Run the missing stages of `folder`, with one thread for each process, and return the
+    checkpoint folder.
+    """
     torch.set_num_threads(1)
     say = Journal(folder)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MiniBackbone.folder("protokv/mini"), dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        MiniBackbone.folder("protokv/mini"), dtype=torch.float32
+    )
     state: dict[str, Tensor] = model.state_dict()
-    visual = {name.removeprefix(_VISUAL): tensor for name, tensor in state.items() if name.startswith(_VISUAL)}
+    visual = {
+        name.removeprefix(_VISUAL): tensor
+        for name, tensor in state.items()
+        if name.startswith(_VISUAL)
+    }
     clips = run_bank_stage(folder, seed, visual, say, counts=counts)
     trainer = WordsTrainer(state, clips, seed, say, dtype)
     trainer.run(folder, curriculum)
@@ -160,13 +189,21 @@ def train_words(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, and print the path of the checkpoint."""
-    parser = argparse.ArgumentParser(prog="python -m samples.training.train_words", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for stages, log and the checkpoint")
+    parser = argparse.ArgumentParser(
+        prog="python -m samples.training.train_words", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for stages, log and the checkpoint"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=WORDS_STEPS, help="steps of both stages together")
+    parser.add_argument(
+        "--steps", type=int, default=WORDS_STEPS, help="steps of both stages together"
+    )
     options = parser.parse_args(arguments)
     sys.stderr.write(f"training; measurements go to {options.out / 'log.jsonl'}\n")
-    sys.stdout.write(f"{train_words(options.out, options.seed, make_words_curriculum(options.steps))}\n")
+    sys.stdout.write(
+        f"{train_words(options.out, options.seed, make_words_curriculum(options.steps))}\n"
+    )
     return 0
 
 

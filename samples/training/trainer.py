@@ -37,7 +37,9 @@ class Trainer(Loop[Stage]):
 
     stream: ClassVar[int] = 20
 
-    def __init__(self, visual: Mapping[str, Tensor], bank: Bank, seed: int, say: Say, **size: int) -> None:
+    def __init__(
+        self, visual: Mapping[str, Tensor], bank: Bank, seed: int, say: Say, **size: int
+    ) -> None:
         model = make_model(seed, **size)
         model.model.visual.load_state_dict(dict(visual))
         super().__init__(model, seed, say)
@@ -53,9 +55,19 @@ class Trainer(Loop[Stage]):
             self.optimizer.publish()
 
     def learn(self, rng: np.random.Generator, stage: Stage, progress: float) -> Outcome:
-        """Compute the loss of the answers, with verdicts by type and by the mask of visual tokens."""
+        """Compute the loss of the answers, with verdicts by type and by the mask of visual
+        tokens.
+        """
         batch = make_batch(rng, self.composer, stage, progress)
         loss, right = answer(self.model, batch)
-        way = "full" if batch.tokens.window is None else "window" if batch.tokens.far is None else "far"
-        verdicts = [(key, ok) for kind, ok in zip(batch.types, right, strict=True) for key in (kind, way)]
+        way = (
+            "full"
+            if batch.tokens.window is None
+            else "window"
+            if batch.tokens.far is None
+            else "far"
+        )
+        verdicts = [
+            (key, ok) for kind, ok in zip(batch.types, right, strict=True) for key in (kind, way)
+        ]
         return Outcome(loss, verdicts)

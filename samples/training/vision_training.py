@@ -1,7 +1,8 @@
 """The first stage: train the vision tower on dense labels, without the language model.
 
-Every merged token (one cell of the frame) predicts its shape, colour and cell through a linear head, which is not kept.
-Then the tower is frozen. Without this stage the model does not learn to distinguish shapes.
+Every merged token (one cell of the frame) predicts its shape, colour and cell through a linear
+head, which is not kept. Then the tower is frozen. Without this stage the model does not learn to
+distinguish shapes.
 """
 
 from __future__ import annotations
@@ -38,15 +39,24 @@ class _DenseSteps(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
 
 
 def train_vision(
-    visual: Any, seed: int, steps: int, say: Callable[[dict[str, Any]], None], batch: int = BATCH, workers: int = 1
+    visual: Any,
+    seed: int,
+    steps: int,
+    say: Callable[[dict[str, Any]], None],
+    batch: int = BATCH,
+    workers: int = 1,
 ) -> None:
-    """Train the tower `visual` (float32 in, float32 out) for `steps` batches; `say` gets a record at intervals."""
+    """Train the tower `visual` (float32 in, float32 out) for `steps` batches; `say` gets a record
+    at intervals.
+    """
     torch.manual_seed(seed)
     hidden = visual.config.out_hidden_size
     head = torch.nn.Linear(hidden, 27)
     both = torch.nn.ModuleDict({"visual": visual, "head": head})
     optimizer = MasterAdamW(both.named_parameters())
-    loader = torch.utils.data.DataLoader(_DenseSteps(seed, batch), batch_size=None, num_workers=workers)
+    loader = torch.utils.data.DataLoader(
+        _DenseSteps(seed, batch), batch_size=None, num_workers=workers
+    )
     cell = torch.arange(9).repeat(batch)
     batches = iter(loader)
     totals = torch.zeros(4)
@@ -54,14 +64,20 @@ def train_vision(
     for step in range(steps):
         frames, labels = next(batches)
         shape, colour = labels.view(-1, 2).unbind(1)
-        guess = head(encode_steps(visual, to_patches(frames, torch.bfloat16))).float().view(-1, 3, 9)
+        guess = (
+            head(encode_steps(visual, to_patches(frames, torch.bfloat16))).float().view(-1, 3, 9)
+        )
         loss = (
             F.cross_entropy(guess[:, 0], shape)
             + F.cross_entropy(guess[:, 1], colour)
             + F.cross_entropy(guess[:, 2], cell)
         )
         loss.backward()  # type: ignore[no-untyped-call]
-        rate = 3e-3 * min(1.0, (step + 1) / 100) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
+        rate = (
+            3e-3
+            * min(1.0, (step + 1) / 100)
+            * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
+        )
         optimizer.step(rate)
         there = shape > 0
         right = guess.detach().argmax(-1)

@@ -1,7 +1,9 @@
-"""Visual tokens of training videos: the tokens shown, their times and cells, and the masks over them.
+"""Visual tokens of training videos: the tokens shown, their times and cells, and the masks over
+them.
 
-A video may leave out tokens. A token that stands for n equal ones has a bias of log(n), since n equal keys of score s
-weigh as much as one of score s + log(n). Makes positions and masks; has no weights.
+A video may leave out tokens. A token that stands for n equal ones has a bias of log(n), since n
+equal keys of score s weigh as much as one of score s + log(n). Makes positions and masks; has no
+weights.
 """
 
 from __future__ import annotations
@@ -31,16 +33,18 @@ class VisualTokens:
 
     Attributes:
         features: `[B, N, hidden]`.
-        times, cells: `[B, N]` int64, the step of each token (gaps and shifts allowed) and its cell, row by row.
+        times, cells: `[B, N]` int64, the step of each token (gaps and shifts allowed) and its cell,
+            row by row.
         end: `[B]` int64, the first step after the video.
         window: visual tokens see the last `window` steps only (None: all).
         far: `[B, N]` bool, older tokens that they see too.
         seen: `[B, N]` bool, tokens that the questions see (None: all).
         present: `[B, N]` bool, false for padding, which stands at the end (None: no padding).
         bias: `[B, N]`, added to every score of a token as a key (None: 0).
-        ids: `[B, N]` int64, the word that a token is, and -1 for visual ones (None: all are visual).
-        positions: `[3, B, N]` int64, if they do not follow from times and cells; `end` is then the position of the
-            questions, counted as times are.
+        ids: `[B, N]` int64, the word that a token is, and -1 for visual ones (None: all are
+            visual).
+        positions: `[3, B, N]` int64, if they do not follow from times and cells; `end` is then the
+            position of the questions, counted as times are.
     """
 
     features: Tensor
@@ -57,10 +61,16 @@ class VisualTokens:
 
 
 def show_whole_steps(features: Tensor, times: Tensor, end: Tensor, **masks: Any) -> VisualTokens:
-    """Show all cells of the steps `times` `[B, K]`; features `[B, 9K, hidden]`, `masks` as in `VisualTokens`."""
+    """Show all cells of the steps `times` `[B, K]`; features `[B, 9K, hidden]`, `masks` as in
+    `VisualTokens`.
+    """
     B, K = times.shape
     return VisualTokens(
-        features, times.repeat_interleave(TOKENS, 1), torch.arange(TOKENS).repeat(K).expand(B, -1), end, **masks
+        features,
+        times.repeat_interleave(TOKENS, 1),
+        torch.arange(TOKENS).repeat(K).expand(B, -1),
+        end,
+        **masks,
     )
 
 
@@ -70,8 +80,13 @@ def make_positions(tokens: VisualTokens, n_questions: int, question_tokens: int)
     Every question starts at the largest position of the video plus one.
     """
     B = tokens.times.shape[0]
-    rows, columns = tokens.cells // COLUMNS, tokens.cells % COLUMNS
-    video = torch.stack([tokens.times, rows, columns]) + N_PREFIX if tokens.positions is None else tokens.positions
+    rows = tokens.cells // COLUMNS
+    columns = tokens.cells % COLUMNS
+    video = (
+        torch.stack([tokens.times, rows, columns]) + N_PREFIX
+        if tokens.positions is None
+        else tokens.positions
+    )
     prefix = torch.arange(N_PREFIX).expand(3, B, N_PREFIX)
     start = N_PREFIX + tokens.end.clamp(min=COLUMNS)
     block = start[:, None, None] + torch.arange(question_tokens)
@@ -80,7 +95,9 @@ def make_positions(tokens: VisualTokens, n_questions: int, question_tokens: int)
 
 
 def make_masks(tokens: VisualTokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return score biases of visual tokens `[B or 1, nv, nv]` and of questions `[B, 1, nv]`; nv = prefix + N."""
+    """Return score biases of visual tokens `[B or 1, nv, nv]` and of questions `[B, 1, nv]`; nv =
+    prefix + N.
+    """
     B, N = tokens.times.shape
     nv = N_PREFIX + N
     visible = torch.ones(1, nv, nv, dtype=torch.bool).tril()

@@ -1,7 +1,7 @@
 """The vocabulary of the embedded model: text to token ids, without torch or a tokenizer library.
 
-Text is lowercased and split into words and single punctuation marks; white space only separates. The shipped
-`tokenizer.json` follows the same rule, and a test compares the two.
+Text is lowercased and split into words and single punctuation marks; white space only separates.
+The shipped `tokenizer.json` follows the same rule, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -43,24 +43,33 @@ CHAT_TEMPLATE: Final = (
 )
 
 Extent = Literal["content", "order", "time", "words"]
-"""The questions that a vocabulary covers: those of `protokv/mini`; also about order; and time; and what is said."""
+"""The questions that a vocabulary covers: those of `protokv/mini`; also about order; and time; and
+what is said.
+"""
 
 _PIECE = re.compile(r"<\|\w+\|>|[^\W_]+|[^\w\s]|_")
 
 
 def split(text: str) -> list[str]:
-    """Return the lowercased words, single punctuation marks and special tokens of `text`, in order."""
+    """Return the lowercased words, single punctuation marks and special tokens of `text`, in
+    order.
+    """
     return _PIECE.findall(text.lower())
 
 
 @lru_cache(maxsize=4)
 def words(extent: Extent = "content") -> tuple[str, ...]:
-    """Return the vocabulary in id order: special tokens, then every word that a template or an answer uses.
+    """Return the vocabulary in id order: special tokens, then every word that a template or an
+    answer uses.
 
-    The further words of questions about order follow those of `protokv/mini`, then come the further words of questions
-    about time, then those of captions and of questions about them, so that ids stay the same.
+    The further words of questions about order follow those of `protokv/mini`, then come the further
+    words of questions about time, then those of captions and of questions about them, so that ids
+    stay the same.
     """
-    known = (*SPECIAL, *sorted(_words_of(TYPES) | {"user", "assistant", "system", "!", ":", ";", "'"}))
+    known = (
+        *SPECIAL,
+        *sorted(_words_of(TYPES) | {"user", "assistant", "system", "!", ":", ";", "'"}),
+    )
     further = (ORDER_TYPES, TIME_TYPES, SPEECH_TYPES)
     for types in further[: ("content", "order", "time", "words").index(extent)]:
         known = (*known, *sorted(_words_of(types).difference(known)))
@@ -68,7 +77,9 @@ def words(extent: Extent = "content") -> tuple[str, ...]:
 
 
 def _words_of(types: Iterable[str]) -> set[str]:
-    """Return every word of the templates and answers of some types, and the names of all shapes, colours, places."""
+    """Return every word of the templates and answers of some types, and the names of all shapes,
+    colours, places.
+    """
     blank = {"shape": "", "other": "", "colour": "", "place": "", "name": ""}
     texts = [*SHAPES, *COLOUR_NAMES, *PLACES]
     for kind in types:

@@ -1,15 +1,16 @@
 """Events of the procedural world: a coloured shape that appears at a place.
 
-Draws events from a random generator; knows nothing of backgrounds or frames. Most last 1 to 4 seconds. At most two of
-these are visible at once, and they differ in shape, colour and place. The centre of a moving shape stays in the cell
-where it appeared, so "where was it" has one answer.
+Draws events from a random generator; knows nothing of backgrounds or frames. Most last 1 to 4
+seconds. At most two of these are visible at once, and they differ in shape, colour and place. The
+centre of a moving shape stays in the cell where it appeared, so "where was it" has one answer.
 
-Evidence may last for minutes. No single step shows a crossing shape move: it moves steadily on a straight line from the
-middle of one cell to the middle of another cell two rows or columns away. In events it is a chain, one event a cell;
-each begins where and when the previous one ends. Such an event may last longer than 4 seconds and cross the border of a
-block. Counted shapes appear one to four times, each time in another colour and at another place. A minute has twelve
-slots of five seconds, and an appearance takes the first two or three seconds of a slot. So two appearances are at least
-two seconds apart, and none crosses a full minute.
+Evidence may last for minutes. No single step shows a crossing shape move: it moves steadily on a
+straight line from the middle of one cell to the middle of another cell two rows or columns away. In
+events it is a chain, one event a cell; each begins where and when the previous one ends. Such an
+event may last longer than 4 seconds and cross the border of a block. Counted shapes appear one to
+four times, each time in another colour and at another place. A minute has twelve slots of five
+seconds, and an appearance takes the first two or three seconds of a slot. So two appearances are at
+least two seconds apart, and none crosses a full minute.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ BLOCK_S: Final = 60
 LONGEST_S: Final = 4
 CELL: Final = UNITS / 3
 ROAM: Final = 11.0
-"""How far a moving shape may stray from the centre of its cell, in world units (half a cell is 14)."""
+"""How far a moving shape may stray from the centre of its cell, in world units (half a cell is
+14).
+"""
 
 
 T = TypeVar("T")
@@ -66,7 +69,9 @@ class Event:
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
     def centre(self, time_s: float) -> tuple[float, float]:
-        """Return the centre (x, y) in world units at `time_s`; motion stops `roam` units from the cell's centre."""
+        """Return the centre (x, y) in world units at `time_s`; motion stops `roam` units from the
+        cell's centre.
+        """
         row, column = divmod(self.place, 3)
         passed = time_s - self.start_s
         dx = min(max(self.offset[0] + self.velocity[0] * passed, -self.roam), self.roam)
@@ -85,7 +90,9 @@ class Pools:
     @staticmethod
     def everything() -> Pools:
         """Return all shapes, colours and places."""
-        return Pools(tuple(range(len(SHAPES))), tuple(range(len(COLOUR_NAMES))), tuple(range(len(PLACES))))
+        return Pools(
+            tuple(range(len(SHAPES))), tuple(range(len(COLOUR_NAMES))), tuple(range(len(PLACES)))
+        )
 
 
 def make_event(
@@ -96,28 +103,35 @@ def make_event(
     moving: float,
     slack: float = 0.0,
 ) -> Event:
-    """Draw an event with the `look` (shape, colour, place); size, tint, offset and motion are random.
+    """Draw an event with the `look` (shape, colour, place); size, tint, offset and motion are
+    random.
 
-    The share `moving` moves. `slack`: world units that the shape may stick out of its cell where it starts.
+    The share `moving` moves. `slack`: world units that the shape may stick out of its cell where it
+    starts.
     """
     size = SIZES[int(rng.integers(len(SIZES)))]
-    r, g, b = (float(v) for v in np.asarray(COLOURS[COLOUR_NAMES[look[1]]]) + rng.uniform(-12, 12, 3))
+    r, g, b = (
+        float(v) for v in np.asarray(COLOURS[COLOUR_NAMES[look[1]]]) + rng.uniform(-12, 12, 3)
+    )
     room = (CELL - size) / 2 + slack
     x, y = (float(v) for v in rng.uniform(-room, room, 2))
     velocity = (0.0, 0.0)
     if rng.random() < moving:
-        angle, speed = rng.uniform(0, 2 * np.pi), rng.uniform(1.5, 4.5)
+        angle = rng.uniform(0, 2 * np.pi)
+        speed = rng.uniform(1.5, 4.5)
         velocity = (float(speed * np.cos(angle)), float(speed * np.sin(angle)))
     return Event(*look, start_s, end_s, size, (r, g, b), (x, y), velocity)
 
 
 def split_pools(rng: np.random.Generator, n: int) -> tuple[Pools, Pools]:
-    """Split shapes, colours and places: `n` of each for the evidence, the others for distracting events.
+    """Split shapes, colours and places: `n` of each for the evidence, the others for distracting
+    events.
 
     One shape is in neither pool, so that "did it appear?" can be answered with no.
     """
     shapes, colours, places = (
-        tuple(int(v) for v in rng.permutation(k)) for k in (len(SHAPES), len(COLOUR_NAMES), len(PLACES))
+        tuple(int(v) for v in rng.permutation(k))
+        for k in (len(SHAPES), len(COLOUR_NAMES), len(PLACES))
     )
     return Pools(shapes[:n], colours[:n], places[:n]), Pools(shapes[n:-1], colours[n:], places[n:])
 
@@ -128,7 +142,9 @@ def time_event(rng: np.random.Generator, start_s: int, end_s: int) -> tuple[floa
     return start_s + 0.5 * late, float(end_s)
 
 
-def place_evidence_events(rng: np.random.Generator, pools: Pools, end_s: int, moving: float) -> tuple[Event, ...]:
+def place_evidence_events(
+    rng: np.random.Generator, pools: Pools, end_s: int, moving: float
+) -> tuple[Event, ...]:
     """Draw one event per entry of `pools`, at separate times inside [0, end_s)."""
     n = len(pools.shapes)
     slot = end_s // n
@@ -155,9 +171,10 @@ def scatter_events(
 ) -> tuple[Event, ...]:
     """Draw events that start at random whole seconds of [start_s, end_s) and end by end_s.
 
-    The share `overlap` may still be visible when the next event begins. Looks come from `pools`; seven in ten events
-    prefer a shape, colour and place that have not appeared since start_s. The share `similarity` has the colour and the
-    place of one of the `models`, and a shape of the pools. Places in `taken(start_s, end_s)` are avoided.
+    The share `overlap` may still be visible when the next event begins. Looks come from `pools`;
+    seven in ten events prefer a shape, colour and place that have not appeared since start_s. The
+    share `similarity` has the colour and the place of one of the `models`, and a shape of the
+    pools. Places in `taken(start_s, end_s)` are avoided.
     """
     seconds = end_s - start_s
     n = min(int(per_minute * seconds / 60 + rng.random()), max(seconds - 1, 0))
@@ -175,11 +192,18 @@ def scatter_events(
         look = (
             _pick(rng, pools.shapes, {e.shape for e in still}, {e.shape for e in shown}),
             _pick(rng, pools.colours, {e.colour for e in still}, {e.colour for e in shown}),
-            _pick(rng, pools.places, {e.place for e in still} | taken(start, end), {e.place for e in shown}),
+            _pick(
+                rng,
+                pools.places,
+                {e.place for e in still} | taken(start, end),
+                {e.place for e in shown},
+            ),
         )
         # Drawn last and only if wanted, so that worlds without it stay the same.
         if similarity and rng.random() < similarity:
-            apart = [m for m in models if all(m.colour != e.colour and m.place != e.place for e in still)]
+            apart = [
+                m for m in models if all(m.colour != e.colour and m.place != e.place for e in still)
+            ]
             if apart:
                 model = apart[int(rng.integers(len(apart)))]
                 look = (look[0], model.colour, model.place)
@@ -187,7 +211,9 @@ def scatter_events(
     return tuple(found)
 
 
-def _pick(rng: np.random.Generator, pool: tuple[int, ...], never: set[int], rather_not: set[int]) -> int:
+def _pick(
+    rng: np.random.Generator, pool: tuple[int, ...], never: set[int], rather_not: set[int]
+) -> int:
     allowed = [v for v in pool if v not in never] or list(pool)
     fresh = [v for v in allowed if v not in rather_not]
     choice = fresh or allowed
@@ -198,15 +224,20 @@ MOST_SHAPES: Final = 3
 MOST_TIMES: Final = 4
 SLOT_S: Final = 5
 LINES: Final = tuple(
-    (a, b) for a in range(len(PLACES)) for b in range(len(PLACES)) if max(abs(a // 3 - b // 3), abs(a % 3 - b % 3)) == 2
+    (a, b)
+    for a in range(len(PLACES))
+    for b in range(len(PLACES))
+    if max(abs(a // 3 - b // 3), abs(a % 3 - b % 3)) == 2
 )
 """From where to where a shape may cross the picture, as indices of places."""
 
 
 def deal(seed: int, kind: int, values: Sequence[T], n: int = 1) -> list[T]:
-    """Return `n` of the values for a seed, such that seeds that follow each other get each value equally often.
+    """Return `n` of the values for a seed, such that seeds that follow each other get each value
+    equally often.
 
-    So no answer to a study's questions is much more frequent than the others. `kind` tells different draws apart.
+    So no answer to a study's questions is much more frequent than the others. `kind` tells
+    different draws apart.
     """
     cards = math.lcm(len(values), n)
     group, place = divmod(seed, cards // n)
@@ -215,7 +246,12 @@ def deal(seed: int, kind: int, values: Sequence[T], n: int = 1) -> list[T]:
 
 
 def draw_crossing(
-    rng: np.random.Generator, line: tuple[int, int], shape: int, colour: int, start_s: int, end_s: int
+    rng: np.random.Generator,
+    line: tuple[int, int],
+    shape: int,
+    colour: int,
+    start_s: int,
+    end_s: int,
 ) -> tuple[Event, ...]:
     """Draw a crossing in [start_s, end_s) of one of `LINES`; its size and tint are random."""
     first, last = line
@@ -224,7 +260,9 @@ def draw_crossing(
 
 
 def cross(event: Event, last: int) -> tuple[Event, ...]:
-    """Return the chain of an event that moves steadily from the middle of its cell to the middle of cell `last`."""
+    """Return the chain of an event that moves steadily from the middle of its cell to the middle of
+    cell `last`.
+    """
     (row, column), (last_row, last_column) = divmod(event.place, 3), divmod(last, 3)
     line = (last_column - column, last_row - row)
     length_s = event.end_s - event.start_s
@@ -250,16 +288,23 @@ def cross(event: Event, last: int) -> tuple[Event, ...]:
 
 
 def find_touched(crossing: Sequence[Event], start_s: float, end_s: float) -> set[int]:
-    """Return the places that a crossing shape touches between two times that are close to each other."""
+    """Return the places that a crossing shape touches between two times that are close to each
+    other.
+    """
     found = set()
     for event in crossing:
         if event.start_s < end_s and event.end_s > start_s:
             for time_s in (max(start_s, event.start_s), min(end_s, event.end_s)):
                 x, y = event.centre(time_s)
                 (left, right), (top, bottom) = (
-                    (int((v - event.size / 2) // CELL), int((v + event.size / 2) // CELL)) for v in (x, y)
+                    (int((v - event.size / 2) // CELL), int((v + event.size / 2) // CELL))
+                    for v in (x, y)
                 )
-                found |= {3 * row + column for row in range(top, bottom + 1) for column in range(left, right + 1)}
+                found |= {
+                    3 * row + column
+                    for row in range(top, bottom + 1)
+                    for column in range(left, right + 1)
+                }
     return found
 
 
@@ -274,13 +319,14 @@ def draw_counted(
 ) -> tuple[Event, ...]:
     """Draw all appearances of counted shapes, in order of time.
 
-    Each shape appears as often as `times` says, spread over as many `minutes` as possible. Colours and places come from
-    `pools`; places in `taken(start_s, end_s)` are avoided if possible.
+    Each shape appears as often as `times` says, spread over as many `minutes` as possible. Colours
+    and places come from `pools`; places in `taken(start_s, end_s)` are avoided if possible.
     """
     slots = {minute: rng.permutation(BLOCK_S // SLOT_S).tolist() for minute in minutes}
     found = []
     for shape, n in zip(shapes, times, strict=True):
-        colours, places = rng.permutation(pools.colours).tolist(), rng.permutation(pools.places).tolist()
+        colours = rng.permutation(pools.colours).tolist()
+        places = rng.permutation(pools.places).tolist()
         order = rng.permutation(minutes)
         for k in range(n):
             minute = int(order[k % len(order)])
@@ -288,5 +334,7 @@ def draw_counted(
             end = start + int(rng.integers(2, 4))
             place = next((place for place in places if place not in taken(start, end)), places[0])
             places.remove(place)
-            found.append(make_event(rng, (shape, colours.pop(), place), *time_event(rng, start, end), moving))
+            found.append(
+                make_event(rng, (shape, colours.pop(), place), *time_event(rng, start, end), moving)
+            )
     return tuple(sorted(found, key=lambda event: event.start_s))

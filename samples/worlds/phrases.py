@@ -1,10 +1,11 @@
 """The templates of every question type in English, and every answer it can have.
 
-The first template of a type is the plainest and is used half of the time in training. A template may hold {shape},
-{colour}, {place}, {name} (of an owner) and {other} (a second shape). The vocabulary is derived from these tables, so a
-new word means new weights. The weights of `protokv/mini` know the words of `TYPES` only; questions of `ORDER_TYPES`
-(what came before what), `TIME_TYPES` (what happened to one shape over time) and `SPEECH_TYPES` (what was said) are
-asked only where they are named.
+The first template of a type is the plainest and is used half of the time in training. A template
+may hold {shape}, {colour}, {place}, {name} (of an owner) and {other} (a second shape). The
+vocabulary is derived from these tables, so a new word means new weights. The weights of
+`protokv/mini` know the words of `TYPES` only; questions of `ORDER_TYPES` (what came before what),
+`TIME_TYPES` (what happened to one shape over time) and `SPEECH_TYPES` (what was said) are asked
+only where they are named.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ _MIDDLE: Final = ("middle_first", "middle_last", "middle_before", "middle_after"
 ORDER_TYPES: Final = ("before", "after", "third", "tenth", *_MIDDLE)
 TIME_TYPES: Final = ("times", "where_first", "where_last")
 SPEECH_TYPES: Final = ("owner", "owned", "colour_of", "where_of")
-TYPES: Final = tuple(kind for kind in TEMPLATES if kind not in (*ORDER_TYPES, *TIME_TYPES, *SPEECH_TYPES))
+TYPES: Final = tuple(
+    kind for kind in TEMPLATES if kind not in (*ORDER_TYPES, *TIME_TYPES, *SPEECH_TYPES)
+)
 
 GROUPS: Final = {
     **dict.fromkeys(("colour", "shape", "where", "at", "whether"), "content"),
@@ -154,4 +157,6 @@ GROUPS: Final = {
     **dict.fromkeys(("owner", "owned"), "words"),
     **dict.fromkeys(("colour_of", "where_of"), "words and pictures"),
 }
-"""Type -> group in tables, of the types whose answers last: those of "last" and "count" change with new events."""
+"""Type -> group in tables, of the types whose answers last: those of "last" and "count" change with
+new events.
+"""

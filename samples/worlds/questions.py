@@ -1,13 +1,14 @@
 """Questions about a procedural stream whose answers and evidence times are known.
 
-A question is asked at `ask_s`, after [0, ask_s) was seen, and only if the events so far allow one answer. `evidence_s`
-is when the decisive evidence was last visible (never later than ask_s). The model card (`README.md` beside this file)
-has the table of types.
+A question is asked at `ask_s`, after [0, ask_s) was seen, and only if the events so far allow one
+answer. `evidence_s` is when the decisive evidence was last visible (never later than ask_s). The
+model card (`README.md` beside this file) has the table of types.
 
-Events are ordered by the second in which they begin; order is asked only of events that begin in different seconds. A
-part of the stream is asked only of events that are at least a tenth of a part away from the other parts. A shape that
-crosses the picture is a chain of events without gaps, so it is not asked how often it appeared. An owner is asked for
-only of shapes that appeared once, so that each of these questions has an event.
+Events are ordered by the second in which they begin; order is asked only of events that begin in
+different seconds. A part of the stream is asked only of events that are at least a tenth of a part
+away from the other parts. A shape that crosses the picture is a chain of events without gaps, so it
+is not asked how often it appeared. An owner is asked for only of shapes that appeared once, so that
+each of these questions has an event.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ class Fact:
     slots: dict[str, str] = field(default_factory=dict)
 
 
-def find_facts(kind: str, events: Sequence[Event], ask_s: float, said: Sequence[Caption] = ()) -> list[Fact]:
-    """Return every fact of type `kind` to ask at `ask_s` about `events` and what was `said`, all of it before ask_s.
+def find_facts(
+    kind: str, events: Sequence[Event], ask_s: float, said: Sequence[Caption] = ()
+) -> list[Fact]:
+    """Return every fact of type `kind` to ask at `ask_s` about `events` and what was `said`, all of
+    it before ask_s.
 
     Events may be any objects with the attributes `shape`, `colour`, `place`, `start_s` and `end_s`.
     """
@@ -69,15 +73,31 @@ def find_facts(kind: str, events: Sequence[Event], ask_s: float, said: Sequence[
     shapes = Counter(e.shape for e in events)
     indexed = list(enumerate(events))
     if kind == "colour":
-        return [about(COLOUR_NAMES[e.colour], i, shape=SHAPES[e.shape]) for i, e in indexed if shapes[e.shape] == 1]
+        return [
+            about(COLOUR_NAMES[e.colour], i, shape=SHAPES[e.shape])
+            for i, e in indexed
+            if shapes[e.shape] == 1
+        ]
     if kind == "shape":
         colours = Counter(e.colour for e in events)
-        return [about(SHAPES[e.shape], i, colour=COLOUR_NAMES[e.colour]) for i, e in indexed if colours[e.colour] == 1]
+        return [
+            about(SHAPES[e.shape], i, colour=COLOUR_NAMES[e.colour])
+            for i, e in indexed
+            if colours[e.colour] == 1
+        ]
     if kind == "where":
-        return [about(PLACES[e.place], i, shape=SHAPES[e.shape]) for i, e in indexed if shapes[e.shape] == 1]
+        return [
+            about(PLACES[e.place], i, shape=SHAPES[e.shape])
+            for i, e in indexed
+            if shapes[e.shape] == 1
+        ]
     if kind == "at":
         places = Counter(e.place for e in events)
-        return [about(SHAPES[e.shape], i, place=PLACES[e.place]) for i, e in indexed if places[e.place] == 1]
+        return [
+            about(SHAPES[e.shape], i, place=PLACES[e.place])
+            for i, e in indexed
+            if places[e.place] == 1
+        ]
     if kind == "whether":
         latest = {e.shape: i for i, e in sorted(indexed, key=lambda pair: pair[1].end_s)}
         return [
@@ -96,7 +116,11 @@ def find_facts(kind: str, events: Sequence[Event], ask_s: float, said: Sequence[
     if kind in _MIDDLE:
         seconds = [int(e.start_s) for e in events]
         ends = {min(seconds), max(seconds)} if seconds else set()
-        return [f for f in find_facts(_MIDDLE[kind], events, ask_s) if not ends & {seconds[i] for i in f.evidence}]
+        return [
+            f
+            for f in find_facts(_MIDDLE[kind], events, ask_s)
+            if not ends & {seconds[i] for i in f.evidence}
+        ]
     if kind in ("third", "tenth"):
         names = PARTS if kind == "third" else TENTHS
         return [
@@ -147,7 +171,9 @@ def find_facts(kind: str, events: Sequence[Event], ask_s: float, said: Sequence[
 
 
 def _follow(kind: str, own: Sequence[tuple[int, Event]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the answer about one shape over time, with the indices of the events that decide it, if there is one."""
+    """Return the answer about one shape over time, with the indices of the events that decide it,
+    if there is one.
+    """
     own = sorted(own, key=lambda pair: pair[1].start_s)
     if kind == "times":
         apart = all(later.start_s - one.end_s >= APART_S for (_, one), (_, later) in pairwise(own))
@@ -164,12 +190,16 @@ def _follow(kind: str, own: Sequence[tuple[int, Event]]) -> list[tuple[str, tupl
 def _find_owned(
     kind: str, event: Event, seen_s: float, said: Sequence[Caption]
 ) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """Yield answer, time and slots of the fact about the owner of an event, if one owner alone was named for it."""
+    """Yield answer, time and slots of the fact about the owner of an event, if one owner alone was
+    named for it.
+    """
     told = {(c.shape, c.name): c.second + 1.0 for c in reversed(said) if c.shape is not None}
     own = [(shape, name) for shape, name in told if shape == event.shape]
     if len(own) != 1 or [name for _, name in told].count(own[0][1]) != 1:
         return
-    told_s, shape, name = told[own[0]], SHAPES[event.shape], NAMES[own[0][1] or 0]
+    told_s = told[own[0]]
+    shape = SHAPES[event.shape]
+    name = NAMES[own[0][1] or 0]
     if kind == "owner":
         yield name, told_s, {"shape": shape}
     elif kind == "owned":
@@ -180,7 +210,9 @@ def _find_owned(
 
 
 def _find_part(event: Event, ask_s: float, parts: int) -> int | None:
-    """Return which of equal parts of [0, ask_s) an event lies in; None if it is too close to another part."""
+    """Return which of equal parts of [0, ask_s) an event lies in; None if it is too close to
+    another part.
+    """
     length_s = ask_s / parts
     first = max(event.start_s - length_s / 10, 0.0)
     last = min(event.end_s, ask_s) + length_s / 10
@@ -199,7 +231,9 @@ def pick(rng: np.random.Generator, found: Sequence[Fact]) -> Fact:
 
 
 def pick_different(rng: np.random.Generator, found: Sequence[Fact], most: int) -> Iterator[Fact]:
-    """Yield up to `most` different facts at random; the caller may draw from `rng` between two of them."""
+    """Yield up to `most` different facts at random; the caller may draw from `rng` between two of
+    them.
+    """
     left = list(found)
     for _ in range(min(most, len(left))):
         fact = pick(rng, left)
@@ -208,7 +242,9 @@ def pick_different(rng: np.random.Generator, found: Sequence[Fact], most: int) -
 
 
 def phrase(rng: np.random.Generator, kind: str, fact: Fact, phrasing: int | None = None) -> str:
-    """Phrase a fact as a question with template number `phrasing`; None: a random one, half of the time the first."""
+    """Phrase a fact as a question with template number `phrasing`; None: a random one, half of the
+    time the first.
+    """
     templates = TEMPLATES[kind]
     if phrasing is None:
         phrasing = 0 if rng.random() < 0.5 else int(rng.integers(len(templates)))

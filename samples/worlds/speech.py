@@ -1,8 +1,9 @@
-"""What is said in the procedural world: captions that tell who owns a shape, which no picture shows, and small talk.
+"""What is said in the procedural world: captions that tell who owns a shape, which no picture
+shows, and small talk.
 
-The evidence is said too: who owns each of its shapes. Other captions are about other shapes, by other names, or about
-nothing. A caption is said within one second, and no two are said in the same one. Draws from a random generator; knows
-no pictures. Names and shapes are indices.
+The evidence is said too: who owns each of its shapes. Other captions are about other shapes, by
+other names, or about nothing. A caption is said within one second, and no two are said in the same
+one. Draws from a random generator; knows no pictures. Names and shapes are indices.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def say_owner(rng: np.random.Generator, second: int, shape: int, name: int) -> C
 def say_something(
     rng: np.random.Generator, seconds: Sequence[int], shapes: Sequence[int], names: Sequence[int]
 ) -> list[Caption]:
-    """Say something in each of some seconds: as often small talk as who owns one of the `shapes`."""
+    """Say something in each of some seconds: as often small talk as who owns one of the
+    `shapes`.
+    """
     said = []
     for second in seconds:
         shape, name = (pool[int(rng.integers(len(pool)))] for pool in (shapes, names))

@@ -1,4 +1,5 @@
-"""Studies: memories to compare, on procedural streams, data sets or text, read from one TOML file each.
+"""Studies: memories to compare, on procedural streams, data sets or text, read from one TOML file
+each.
 
 The fields are those of `Study`, `Entry`, `Dataset`, `Worlds` and `Language`.
 """
@@ -34,7 +35,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory: its name.
         label: its name in the table; empty: that of the memory.
         set: setting -> value.
-        budgets: the budgets of the study that run this row; empty: all. Any other budget runs every row.
+        budgets: the budgets of the study that run this row; empty: all. Any other budget runs every
+            row.
     """
 
     memory: str
@@ -106,8 +108,14 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def default_budgets(self, model: str) -> Sequence[int]:
-        """Return the study's budgets for an embedded model, whose steps have nine tokens, and else the usual one."""
-        return self.budgets if model.startswith("protokv/mini") else [MemoryConfig.of(DEFAULT_MEMORY).budget]
+        """Return the study's budgets for an embedded model, whose steps have nine tokens, and else
+        the usual one.
+        """
+        return (
+            self.budgets
+            if model.startswith("protokv/mini")
+            else [MemoryConfig.of(DEFAULT_MEMORY).budget]
+        )
 
     def dataset(self, name: str) -> Dataset | None:
         """Return the part about a data set; None if the study has no data sets.
@@ -118,7 +126,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         found = next((one for one in self.datasets if one.name == name), None)
         if found is None and self.datasets:
             names = [one.name for one in self.datasets]
-            raise ConfigError(f"this study has no {name}", hint=suggest_name(name, names, others="with --dataset"))
+            raise ConfigError(
+                f"this study has no {name}", hint=suggest_name(name, names, others="with --dataset")
+            )
         return found
 
 
@@ -136,9 +146,13 @@ def load_study(name: str) -> Study:
         text = path.read_text(encoding="utf-8")
         study = msgspec.convert(tomllib.loads(text), Study)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the study {name} cannot be read: {error}", hint="name a .toml file of a study") from error
+        raise ConfigError(
+            f"the study {name} cannot be read: {error}", hint="name a .toml file of a study"
+        ) from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{name} is not a study: {error}", hint="samples/studies/ has examples") from error
+        raise ConfigError(
+            f"{name} is not a study: {error}", hint="samples/studies/ has examples"
+        ) from error
     if study.worlds is None and not study.datasets and study.language is None:
         raise ConfigError(f"{name} is not a study: it has no streams", hint="add a table [worlds]")
     return study

@@ -1,9 +1,10 @@
 """Procedural video streams of any length in which every event is known.
 
-A `World` is a pure function of its `WorldConfig`: scenes and events are made in blocks of `BLOCK_S` seconds from (seed,
-block), so what happens at time t does not depend on the length of the stream. Only the events of a shape that crosses
-the picture may cross the border of a block; they follow from the config alone. What is said changes no picture. Knows
-nothing of questions, files or models, and needs no torch.
+A `World` is a pure function of its `WorldConfig`: scenes and events are made in blocks of `BLOCK_S`
+seconds from (seed, block), so what happens at time t does not depend on the length of the stream.
+Only the events of a shape that crosses the picture may cross the border of a block; they follow
+from the config alone. What is said changes no picture. Knows nothing of questions, files or models,
+and needs no torch.
 """
 
 from __future__ import annotations
@@ -49,23 +50,26 @@ Backdrop = Literal["plain", "natural"]
 class WorldConfig:
     """The settings of a stream. All shares are fractions in [0, 1].
 
-    With `evidence_events` = 0, events come at `events_per_minute` from the start. With 1 to 4, that many different
-    events are the evidence. They lie in the `evidence_s` seconds from `before_s` on, and are shown a second time from
-    `again_s` on, if given. Each showing lies inside one block of `BLOCK_S` seconds. Everywhere else distracting events
-    come at `events_per_minute`, with shapes, colours and places that the evidence does not have (one shape never
-    appears), so that questions about the evidence stay unambiguous. The evidence does not depend on its time.
+    With `evidence_events` = 0, events come at `events_per_minute` from the start. With 1 to 4, that
+    many different events are the evidence. They lie in the `evidence_s` seconds from `before_s` on,
+    and are shown a second time from `again_s` on, if given. Each showing lies inside one block of
+    `BLOCK_S` seconds. Everywhere else distracting events come at `events_per_minute`, with shapes,
+    colours and places that the evidence does not have (one shape never appears), so that questions
+    about the evidence stay unambiguous. The evidence does not depend on its time.
 
-    Two settings make a world harder. The share `distractor_similarity` of the distracting events has the colour and
-    place of an event of the evidence, and another shape. The backdrop "natural" puts drifting noise with the spectrum
-    of natural images behind everything.
+    Two settings make a world harder. The share `distractor_similarity` of the distracting events
+    has the colour and place of an event of the evidence, and another shape. The backdrop "natural"
+    puts drifting noise with the spectrum of natural images behind everything.
 
-    Instead, evidence may last for minutes (`samples.worlds.events`; then `evidence_events` is 0): `counted` shapes
-    appear one to four times each, within `counted_in[1]` minutes from minute `counted_in[0]` on, and one shape crosses
-    the picture in the seconds `crossing_s`, drawn above everything else. Distracting events have none of these shapes
-    and not the colour of the crossing shape, and keep out of its way.
+    Instead, evidence may last for minutes (`samples.worlds.events`; then `evidence_events` is 0):
+    `counted` shapes appear one to four times each, within `counted_in[1]` minutes from minute
+    `counted_in[0]` on, and one shape crosses the picture in the seconds `crossing_s`, drawn above
+    everything else. Distracting events have none of these shapes and not the colour of the crossing
+    shape, and keep out of its way.
 
-    With `speech_per_minute` given, things are said (`samples.worlds.speech`): within each showing, who owns each shape
-    of the evidence, in a second of its own; and everywhere else so many other captions a minute.
+    With `speech_per_minute` given, things are said (`samples.worlds.speech`): within each showing,
+    who owns each shape of the evidence, in a second of its own; and everywhere else so many other
+    captions a minute.
     """
 
     seed: int = 0
@@ -102,10 +106,13 @@ class WorldConfig:
         if self.length_s < 1:
             raise ConfigError(f"expected length_s of at least 1 second, got {self.length_s}")
         if self.cut_s is not None and not 1 <= self.cut_s[0] <= self.cut_s[1] <= BLOCK_S:
-            raise ConfigError(f"expected cut_s as 1 <= shortest <= longest <= {BLOCK_S}, got {self.cut_s}")
+            raise ConfigError(
+                f"expected cut_s as 1 <= shortest <= longest <= {BLOCK_S}, got {self.cut_s}"
+            )
         if self.backdrop not in get_args(Backdrop):
             raise ConfigError(
-                f"there is no backdrop {self.backdrop!r}", hint=suggest_name(self.backdrop, get_args(Backdrop))
+                f"there is no backdrop {self.backdrop!r}",
+                hint=suggest_name(self.backdrop, get_args(Backdrop)),
             )
         if not self.evidence_events:
             return
@@ -118,7 +125,10 @@ class WorldConfig:
             if start < 0 or start % BLOCK_S + self.evidence_s > BLOCK_S:
                 raise ConfigError(
                     f"evidence of {self.evidence_s} s at {start} s crosses a full minute",
-                    hint=f"let it begin at a full minute, or at most {BLOCK_S - self.evidence_s} s behind one",
+                    hint=(
+                        f"let it begin at a full minute, or at most {BLOCK_S - self.evidence_s} s "
+                        "behind one"
+                    ),
                 )
 
     @property
@@ -143,7 +153,8 @@ def _scenes(config: WorldConfig, block: int) -> tuple[Scene, ...]:
         return (Scene(0, config.length_s, make_scenery(np.random.default_rng([config.seed, 1]))),)
     shortest, longest = config.cut_s
     rng = np.random.default_rng([config.seed, 1, block])
-    start, end = block * BLOCK_S, (block + 1) * BLOCK_S
+    start = block * BLOCK_S
+    end = (block + 1) * BLOCK_S
     scenes = []
     while start < end:
         cut = start + int(rng.integers(shortest, longest + 1))
@@ -173,14 +184,17 @@ def _lasting(config: WorldConfig) -> _Lasting:
     if not config.counted and config.crossing_s is None:
         return _Lasting((), (), everything)
     rng = np.random.default_rng([config.seed, 7])
-    shapes, colours = rng.permutation(everything.shapes).tolist(), rng.permutation(everything.colours).tolist()
+    shapes = rng.permutation(everything.shapes).tolist()
+    colours = rng.permutation(everything.colours).tolist()
     crossing: tuple[Event, ...] = ()
     if config.crossing_s is not None:
         (line,) = deal(config.seed, 0, LINES)
         crossing = draw_crossing(rng, line, shapes[0], colours[0], *config.crossing_s)
     # The last shape never appears.
     own = 1 + config.counted
-    found = _Lasting((), crossing, Pools(tuple(shapes[own:-1]), tuple(colours[1:]), everything.places))
+    found = _Lasting(
+        (), crossing, Pools(tuple(shapes[own:-1]), tuple(colours[1:]), everything.places)
+    )
     start, n = config.counted_in
     counted = draw_counted(
         np.random.default_rng([config.seed, 8]),
@@ -197,7 +211,8 @@ def _lasting(config: WorldConfig) -> _Lasting:
 @lru_cache(maxsize=256)
 def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     rng = np.random.default_rng([config.seed, 2, block])
-    start_s, end_s = block * BLOCK_S, (block + 1) * BLOCK_S
+    start_s = block * BLOCK_S
+    end_s = (block + 1) * BLOCK_S
     lasting = _lasting(config)
     pools = lasting.pools
     evidence: tuple[Event, ...] = ()
@@ -246,13 +261,17 @@ def _captions(config: WorldConfig, block: int) -> tuple[Caption, ...]:
     names = rng.permutation(len(NAMES)).tolist()
     seconds = rng.permutation(config.evidence_s).tolist()
     evidence = [say_owner(rng, *told) for told in zip(seconds, own.shapes, names, strict=False)]
-    shown = [start for start in config.showings if config.evidence_events and start // BLOCK_S == block]
+    shown = [
+        start for start in config.showings if config.evidence_events and start // BLOCK_S == block
+    ]
     free = set(range(block * BLOCK_S, (block + 1) * BLOCK_S))
     free -= {second for start in shown for second in range(start, start + config.evidence_s)}
     rng = np.random.default_rng([config.seed, 9, block])
     n = int(config.speech_per_minute * len(free) / BLOCK_S + rng.random())
     shapes = [shape for shape in Pools.everything().shapes if shape not in own.shapes]
-    others = say_something(rng, rng.permutation(sorted(free))[:n].tolist(), shapes, names[len(own.shapes) :])
+    others = say_something(
+        rng, rng.permutation(sorted(free))[:n].tolist(), shapes, names[len(own.shapes) :]
+    )
     said = [*others, *(caption.later(start) for start in shown for caption in evidence)]
     return tuple(sorted(said, key=lambda caption: caption.second))
 
@@ -264,9 +283,15 @@ class World:
         self.config = config or WorldConfig()
 
     def events(self) -> Iterator[Event]:
-        """Yield every event of the stream in order of start; the last may reach beyond the end of the stream."""
-        blocks = (_events(self.config, block) for block in range(-(-self.config.length_s // BLOCK_S)))
-        for event in merge(chain.from_iterable(blocks), self.crossing, key=lambda event: event.start_s):
+        """Yield every event of the stream in order of start; the last may reach beyond the end of
+        the stream.
+        """
+        blocks = (
+            _events(self.config, block) for block in range(-(-self.config.length_s // BLOCK_S))
+        )
+        for event in merge(
+            chain.from_iterable(blocks), self.crossing, key=lambda event: event.start_s
+        ):
             if event.start_s < self.config.length_s:
                 yield event
 
@@ -301,12 +326,22 @@ class World:
         """Return what is said in the seconds that begin in [start_s, end_s), in order."""
         blocks = range(int(start_s // BLOCK_S), int(end_s // BLOCK_S) + 1)
         said = (caption for block in blocks for caption in _captions(self.config, block))
-        return [caption for caption in said if start_s <= caption.second < min(end_s, self.config.length_s)]
+        return [
+            caption
+            for caption in said
+            if start_s <= caption.second < min(end_s, self.config.length_s)
+        ]
 
     def visible(self, time_s: float) -> list[Event]:
-        """Return the events in the frame at `time_s`; the crossing shape, which is drawn above the others, is last."""
+        """Return the events in the frame at `time_s`; the crossing shape, which is drawn above the
+        others, is last.
+        """
         block = int(time_s // BLOCK_S)
-        return [e for e in (*_events(self.config, block), *self.crossing) if e.start_s <= time_s < e.end_s]
+        return [
+            e
+            for e in (*_events(self.config, block), *self.crossing)
+            if e.start_s <= time_s < e.end_s
+        ]
 
     def scene(self, time_s: float) -> Scene:
         """Return the scene at `time_s`."""
@@ -314,9 +349,11 @@ class World:
         return next((s for s in scenes if time_s < s.end_s), scenes[-1])
 
     def frame(self, time_s: float, side: int = TRAINING_SIDE) -> NDArray[np.uint8]:
-        """Draw the frame at `time_s`, `[side, side, 3]` uint8 RGB; a pure function of (config, time_s, side).
+        """Draw the frame at `time_s`, `[side, side, 3]` uint8 RGB; a pure function of (config,
+        time_s, side).
 
-        Sides of 84, 168, 336 and 672 are drawn anti-aliased; any other is area-resized from the next larger one.
+        Sides of 84, 168, 336 and 672 are drawn anti-aliased; any other is area-resized from the
+        next larger one.
         """
         native = next((s for s in SIDES if s >= side), SIDES[-1])
         scene = self.scene(time_s)
@@ -332,7 +369,9 @@ class World:
             frame = np.asarray(Image.fromarray(frame).resize((side, side), how))
         return frame
 
-    def frames(self, start_s: float, end_s: float, fps: float = 2.0, side: int = TRAINING_SIDE) -> NDArray[np.uint8]:
+    def frames(
+        self, start_s: float, end_s: float, fps: float = 2.0, side: int = TRAINING_SIDE
+    ) -> NDArray[np.uint8]:
         """Draw the frames at `fps` in [start_s, end_s), `[n, side, side, 3]` uint8 RGB."""
         n = round((end_s - start_s) * fps)
         return np.stack([self.frame(start_s + i / fps, side) for i in range(n)])

@@ -1,4 +1,6 @@
-"""Each family as a tiny random model in a folder, for the files of tests that go through all of them."""
+"""Each family as a tiny random model in a folder, for the files of tests that go through all of
+them.
+"""
 
 from pathlib import Path
 

@@ -30,8 +30,20 @@ from tests.core.streams import copy_of, same
 WAYS = ["protokv", *(["sdpa", "eager"] if CACHE_ARGUMENT == "cache" else [])]
 # The order of sums differs; logits are of the size of 10.
 NEAR: dict[str, Any] = {"atol": 2e-4, "rtol": 2e-4}
-ANSWER: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-FRAMES = {"qwen2_vl": 2, "qwen2_5_vl": 2, "qwen3_vl": 2, "qwen3_vl_moe": 2, "qwen3_5": 2, "qwen3_5_moe": 2}
+ANSWER: dict[str, Any] = {
+    "max_new_tokens": 5,
+    "do_sample": False,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+FRAMES = {
+    "qwen2_vl": 2,
+    "qwen2_5_vl": 2,
+    "qwen3_vl": 2,
+    "qwen3_vl_moe": 2,
+    "qwen3_5": 2,
+    "qwen3_5_moe": 2,
+}
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -45,7 +57,9 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def open_model(folder: Path, way: str) -> Any:
-    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation=way).eval()
+    return AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=way
+    ).eval()
 
 
 def texts(count: int, each: int = 10, seed: int = 1) -> list[Tensor]:
@@ -69,19 +83,29 @@ def answer(model: Any, question: dict[str, Any]) -> list[int]:
 
 def test_text_in_steps_equals_a_dynamic_cache_until_tokens_are_evicted(model: Any) -> None:
     steps, (question,) = texts(6), texts(1, 7, seed=2)
-    cache, plain = protokv.Cache(model, 400), DynamicCache(config=model.config)
+    cache = protokv.Cache(model, 400)
+    plain = DynamicCache(config=model.config)
     with torch.no_grad():
-        expected = torch.cat([model(input_ids=ids, **{CACHE_ARGUMENT: plain}).logits[0] for ids in steps])
+        expected = torch.cat(
+            [model(input_ids=ids, **{CACHE_ARGUMENT: plain}).logits[0] for ids in steps]
+        )
     torch.testing.assert_close(watch(model, cache, steps), expected, **NEAR)
     whole = torch.cat((*steps, question), 1)
-    expected_ids = model.generate(input_ids=whole, **{CACHE_ARGUMENT: plain}, **ANSWER)[0, whole.shape[1] :].tolist()
+    expected_ids = model.generate(input_ids=whole, **{CACHE_ARGUMENT: plain}, **ANSWER)[
+        0, whole.shape[1] :
+    ].tolist()
     assert answer(model, cache.question({"input_ids": question})) == expected_ids
     # The same by hand: transformers takes ids for new tokens if the mask is longer.
-    by_hand = {"attention_mask": torch.ones(1, cache.seen + 7, dtype=torch.int64), CACHE_ARGUMENT: cache.fork()}
+    by_hand = {
+        "attention_mask": torch.ones(1, cache.seen + 7, dtype=torch.int64),
+        CACHE_ARGUMENT: cache.fork(),
+    }
     assert answer(model, {"input_ids": question} | by_hand) == expected_ids
 
 
-def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(model: Any, tmp_path: Path) -> None:
+def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(
+    model: Any, tmp_path: Path
+) -> None:
     if "reuse" in (getattr(model.config.get_text_config(), "kv_sharing_modes", None) or ()) and (
         model.config.get_text_config()._attn_implementation != "protokv"
     ):
@@ -108,7 +132,9 @@ def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(model: Any, 
     assert torch.equal(watch(model, cache, more), watch(model, again, more))
     cache.save(tmp_path / "two.safetensors")
     again.save(tmp_path / "one.safetensors")
-    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
+    assert (tmp_path / "one.safetensors").read_bytes() == (
+        tmp_path / "two.safetensors"
+    ).read_bytes()
 
 
 def test_a_model_answers_as_before_with_a_cache_beside_it(folder: Path, model: Any) -> None:
@@ -121,21 +147,31 @@ def test_a_model_answers_as_before_with_a_cache_beside_it(folder: Path, model: A
 
 
 @torch.no_grad()
-def test_pictures_step_by_step_give_the_logits_of_the_whole_video(family: str, folder: Path, model: Any) -> None:
+def test_pictures_step_by_step_give_the_logits_of_the_whole_video(
+    family: str, folder: Path, model: Any
+) -> None:
     if family == "llava_onevision":
         pytest.skip("its forward appends a newline to every call")
     count = 5
     video = [random_frames(seed, FRAMES.get(family, 1)) for seed in range(count)]
     inputs = Upstream(family, folder).inputs(video, "who is the star ?", 1.0)
-    ids, positions = inputs["input_ids"], positions_of(model, inputs)
+    ids = inputs["input_ids"]
+    positions = positions_of(model, inputs)
     expected = model(**inputs).logits[0]
     names = ("video_token_id", "image_token_id")
-    shown = torch.stack([ids[0] == getattr(model.config, name, -1) for name in names]).any(0).nonzero()[:, 0]
+    shown = (
+        torch.stack([ids[0] == getattr(model.config, name, -1) for name in names])
+        .any(0)
+        .nonzero()[:, 0]
+    )
     ends = [int(part[-1]) + 1 for part in shown.tensor_split(count)]
     cuts = [0, int(shown[0]), *ends, ids.shape[1]]
-    cache, found = protokv.Cache(model, memory="full"), []
+    cache = protokv.Cache(model, memory="full")
+    found = []
     for number, (start, stop) in enumerate(pairwise(cuts), -1):
-        step = {"input_ids": ids[:, start:stop]} | (pictures(family, inputs, number) if 0 <= number < count else {})
+        step = {"input_ids": ids[:, start:stop]} | (
+            pictures(family, inputs, number) if 0 <= number < count else {}
+        )
         if positions is not None:
             step["position_ids"] = positions[..., start:stop]
         if "mm_token_type_ids" in inputs:
@@ -149,7 +185,9 @@ def test_pictures_step_by_step_give_the_logits_of_the_whole_video(family: str, f
 
 
 @torch.no_grad()
-def test_a_chat_about_a_whole_video_is_answered_as_without_a_cache(family: str, folder: Path, model: Any) -> None:
+def test_a_chat_about_a_whole_video_is_answered_as_without_a_cache(
+    family: str, folder: Path, model: Any
+) -> None:
     """What a model card says, with one line changed: `model.generate(**cache.question(inputs))`."""
     video = [random_frames(seed, FRAMES.get(family, 1)) for seed in range(3)]
     inputs = Upstream(family, folder).inputs(video, "who is the star ?", 1.0)
@@ -162,7 +200,9 @@ def test_a_chat_about_a_whole_video_is_answered_as_without_a_cache(family: str, 
 def test_pictures_that_see_both_ways_do_so_in_steps(tmp_path: Path) -> None:
     folder = write_gemma4(tmp_path, window=40, large=True)
     for way in WAYS:
-        test_pictures_step_by_step_give_the_logits_of_the_whole_video("gemma4", folder, open_model(folder, way))
+        test_pictures_step_by_step_give_the_logits_of_the_whole_video(
+            "gemma4", folder, open_model(folder, way)
+        )
 
 
 def positions_of(model: Any, inputs: dict[str, Tensor]) -> Tensor | None:
@@ -188,10 +228,18 @@ def pictures(family: str, inputs: dict[str, Tensor], number: int) -> dict[str, T
     return {"pixel_values": pixels[:, one] if family == "smolvlm" else pixels[one]}
 
 
-def test_the_example_of_the_class_runs(qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_class_runs(
+    qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    named = {"model": qwen, "steps": [{"input_ids": ids} for ids in texts(3)], "question": {"input_ids": texts(1)[0]}}
-    (example,) = (one for one in doctest.DocTestFinder().find(home.Cache, globs=named) if one.examples)
+    named = {
+        "model": qwen,
+        "steps": [{"input_ids": ids} for ids in texts(3)],
+        "question": {"input_ids": texts(1)[0]},
+    }
+    (example,) = (
+        one for one in doctest.DocTestFinder().find(home.Cache, globs=named) if one.examples
+    )
     found = doctest.DocTestRunner().run(example)
     assert (found.attempted, found.failed) == (len(example.examples), 0)
 
@@ -202,7 +250,9 @@ def test_asking_changes_nothing_and_a_fork_ends_with_the_next_commit(qwen: Any) 
     fork = cache.fork()
     assert cache.memory is not None
     before = copy_of(cache.memory)
-    assert answer(qwen, cache.question({"input_ids": ids})) == answer(qwen, cache.question({"input_ids": ids}))
+    assert answer(qwen, cache.question({"input_ids": ids})) == answer(
+        qwen, cache.question({"input_ids": ids})
+    )
     assert same(cache.memory.tensors(), before)
     watch(qwen, cache, [ids])
     with pytest.raises(ConfigError, match="has taken a step since"):
@@ -224,7 +274,8 @@ def test_a_deep_copy_has_a_memory_of_its_own_and_a_reset_begins_anew(qwen: Any) 
 
 def test_what_a_step_and_a_question_forwarded_is_gone_with_them(qwen: Any, tiny: Backbone) -> None:
     # On a device it would take gigabytes until Python looks for cycles.
-    cache, session = protokv.Cache(qwen, 24), Session.start(tiny, DurableConfig(budget=24))
+    cache = protokv.Cache(qwen, 24)
+    session = Session.start(tiny, DurableConfig(budget=24))
     watch(qwen, cache, texts(3))
     gc.collect()
     gc.disable()
@@ -329,7 +380,8 @@ def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
 
 
 def test_the_state_of_another_model_or_of_a_session_is_refused(qwen: Any, tmp_path: Path) -> None:
-    cache, path = protokv.Cache(qwen, 24), tmp_path / "state.safetensors"
+    cache = protokv.Cache(qwen, 24)
+    path = tmp_path / "state.safetensors"
     watch(qwen, cache, texts(2))
     cache.save(path)
     other = copy.deepcopy(qwen)

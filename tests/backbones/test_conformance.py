@@ -26,7 +26,12 @@ from tests.core.streams import same
 from tests.tolerance import forward_terms, near, near_logits
 
 QUESTION = "what is the first star ?"
-SIZES = {"landscape": (60, 90), "portrait": (97, 41), "below one patch": (9, 5), "one row": (1, 150)}
+SIZES = {
+    "landscape": (60, 90),
+    "portrait": (97, 41),
+    "below one patch": (9, 5),
+    "one row": (1, 150),
+}
 # One family of each kind of position or embedding; the others share its code.
 HALF = ("qwen2_5_vl", "qwen3_vl", "llava_onevision", "gemma4")
 EVERYTHING = MemoryConfig.of("full", budget=64)
@@ -40,7 +45,9 @@ def backbone(folder: Path) -> Backbone:
 
 
 @pytest.fixture(scope="module", params=HALF)
-def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Backbone]:
+def half(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Backbone]:
     """Return a family, its folder, and the model in bfloat16."""
     folder = BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
     return request.param, folder, load_backbone(str(folder), device="cpu", dtype="bfloat16")
@@ -63,38 +70,53 @@ def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray
 
 def assert_logits(session: Session, upstream: Upstream, steps: list[np.ndarray]) -> None:
     expected = expected_logits(upstream, session, steps)
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
+    torch.testing.assert_close(
+        session.prefill(QUESTION), expected, **near_logits(session, expected)
+    )
 
 
 def test_every_family_that_sees_has_a_row() -> None:
     assert BUILDERS.keys() == MODEL_FAMILIES.keys()
 
 
-def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, upstream: Upstream) -> None:
+def test_the_model_has_the_sizes_of_its_config(
+    backbone: Backbone, family: str, upstream: Upstream
+) -> None:
     text = upstream.model.config.text_config
     assert backbone.identity.family == family
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    full = kinds[: text.num_hidden_layers - getattr(text, "num_kv_shared_layers", 0)].count("full_attention")
+    full = kinds[: text.num_hidden_layers - getattr(text, "num_kv_shared_layers", 0)].count(
+        "full_attention"
+    )
     assert (backbone.layers, backbone.kv_heads) == (full, text.num_key_value_heads)
     assert backbone.max_position == text.max_position_embeddings
     assert upstream.model.generation_config.eos_token_id in backbone.stop_ids
 
 
-def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backbone, upstream: Upstream) -> None:
+def test_steps_in_one_forward_give_the_logits_of_the_whole_model(
+    backbone: Backbone, upstream: Upstream
+) -> None:
     steps = video(backbone, 5)
     session = Session.start(backbone, EVERYTHING, attachments=[Transcript()])
     for part in (steps[:2], steps[2:]):
-        starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))]
+        starts_s = [
+            (session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))
+        ]
         session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
     assert_logits(session, upstream, steps)
 
 
 @pytest.mark.parametrize("last", ["", "blue one"])
-def test_words_between_steps_are_the_interleaved_prompt(backbone: Backbone, upstream: Upstream, last: str) -> None:
-    steps, words = video(backbone, 6), ["", "two three", "", "what is red ?", "", last]
+def test_words_between_steps_are_the_interleaved_prompt(
+    backbone: Backbone, upstream: Upstream, last: str
+) -> None:
+    steps = video(backbone, 6)
+    words = ["", "two three", "", "what is red ?", "", last]
     session = Session.start(backbone, EVERYTHING, attachments=[Transcript()])
     for part in (slice(0, 1), slice(1, 6)):
-        starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(steps[part]))]
+        starts_s = [
+            (session.clock.steps + i) * session.clock.step_seconds for i in range(len(steps[part]))
+        ]
         prepared = [backbone.prepare(images) for images in steps[part]]
         session.watch_prepared(prepared, starts_s, [[said] if said else [] for said in words[part]])
     inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds, words)
@@ -106,31 +128,49 @@ def test_words_between_steps_are_the_interleaved_prompt(backbone: Backbone, upst
 
 
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
-    sizes, times_s = [(60, 90), (60, 90), (97, 41)], [0.0, 1.0, 123.4]
-    prepared = [backbone.prepare(random_frames(i, backbone.frames_per_step, *size)) for i, size in enumerate(sizes)]
+    sizes = [(60, 90), (60, 90), (97, 41)]
+    times_s = [0.0, 1.0, 123.4]
+    prepared = [
+        backbone.prepare(random_frames(i, backbone.frames_per_step, *size))
+        for i, size in enumerate(sizes)
+    ]
     with torch.inference_mode():
         together = backbone.embed_steps(prepared, times_s)
-        alone = [backbone.embed_steps([one], [time_s])[0] for one, time_s in zip(prepared, times_s, strict=True)]
+        alone = [
+            backbone.embed_steps([one], [time_s])[0]
+            for one, time_s in zip(prepared, times_s, strict=True)
+        ]
     for one, other in zip(together, alone, strict=True):
         assert (one.grid, one.visual) == (other.grid, other.visual)
         terms = forward_terms(backbone.layers, other.embeddings.shape[1], len(other.embeddings))
-        torch.testing.assert_close(one.embeddings, other.embeddings, **near(other.embeddings, terms))
+        torch.testing.assert_close(
+            one.embeddings, other.embeddings, **near(other.embeddings, terms)
+        )
         if other.deepstack is not None:
-            torch.testing.assert_close(one.deepstack, other.deepstack, **near(other.deepstack, terms))
+            torch.testing.assert_close(
+                one.deepstack, other.deepstack, **near(other.deepstack, terms)
+            )
 
 
 @pytest.mark.parametrize("size", [name for name in SIZES if name != "landscape"])
-def test_frames_of_any_size_give_the_whole_models_logits(backbone: Backbone, upstream: Upstream, size: str) -> None:
-    steps, session = video(backbone, 2, SIZES[size]), Session.start(backbone, EVERYTHING)
+def test_frames_of_any_size_give_the_whole_models_logits(
+    backbone: Backbone, upstream: Upstream, size: str
+) -> None:
+    steps = video(backbone, 2, SIZES[size])
+    session = Session.start(backbone, EVERYTHING)
     for images in steps:
         session.watch(images)
     assert_logits(session, upstream, steps)
 
 
-def test_bfloat16_is_as_near_to_float32_as_transformers_own(half: tuple[str, Path, Backbone]) -> None:
+def test_bfloat16_is_as_near_to_float32_as_transformers_own(
+    half: tuple[str, Path, Backbone],
+) -> None:
     family, folder, backbone = half
-    steps, session = video(backbone, 6), watched(backbone, EVERYTHING, range(6))
-    ours, exact = session.prefill(QUESTION), expected_logits(Upstream(family, folder), session, steps)
+    steps = video(backbone, 6)
+    session = watched(backbone, EVERYTHING, range(6))
+    ours = session.prefill(QUESTION)
+    exact = expected_logits(Upstream(family, folder), session, steps)
     theirs = expected_logits(Upstream(family, folder, torch.bfloat16), session, steps).float()
     error = (theirs - exact).square().mean()
     # Of two independent errors of one size; a single logit may be far off on either side.
@@ -142,7 +182,11 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
     steps = [images for size in SIZES.values() for images in video(backbone, 2, size)]
     for index, images in enumerate(steps):
         stands = backbone.step_positions(
-            backbone.embed_step(images, 1e4 * index), origin=7, start=9 + 20 * index, index=index, time_s=1e4 * index
+            backbone.embed_step(images, 1e4 * index),
+            origin=7,
+            start=9 + 20 * index,
+            index=index,
+            time_s=1e4 * index,
         )
         assert stands.positions.amax(0).tolist() == list(stands.highest)
     step = backbone.add_words(backbone.embed_step(steps[0]), ["two three"])
@@ -151,7 +195,9 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
     assert (stands.positions[-step.words :].diff(dim=0) == 1).all()
 
 
-def test_a_greedy_answer_is_theirs(backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_greedy_answer_is_theirs(
+    backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = watched(backbone, EVERYTHING, range(3))
     inputs = upstream.inputs(video(backbone, 3), QUESTION, session.clock.step_seconds)
     expected, lead = upstream.generate(inputs, 8)
@@ -166,7 +212,9 @@ def test_a_greedy_answer_is_theirs(backbone: Backbone, upstream: Upstream, monke
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_rotation_is_removed_after_an_hour_of_video(backbone: Backbone, upstream: Upstream, dtype: torch.dtype) -> None:
+def test_rotation_is_removed_after_an_hour_of_video(
+    backbone: Backbone, upstream: Upstream, dtype: torch.dtype
+) -> None:
     newest = 352_800
     g = torch.Generator().manual_seed(1)
     positions = torch.randint(newest - 900, newest, (11, backbone.position_components), generator=g)
@@ -186,7 +234,9 @@ def test_a_saved_stream_continues_byte_for_byte(backbone: Backbone, tmp_path: Pa
     assert_continues(backbone, tmp_path)
 
 
-def test_a_saved_stream_in_bfloat16_continues_byte_for_byte(half: tuple[str, Path, Backbone], tmp_path: Path) -> None:
+def test_a_saved_stream_in_bfloat16_continues_byte_for_byte(
+    half: tuple[str, Path, Backbone], tmp_path: Path
+) -> None:
     assert_continues(half[2], tmp_path)
 
 
@@ -199,16 +249,25 @@ def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
         whole.watch(images)
         resumed.watch(images)
     assert resumed.clock == whole.clock
-    assert same(*({n: t.view(torch.uint8) for n, t in one.tensors().items()} for one in (resumed, whole)))
+    assert same(
+        *({n: t.view(torch.uint8) for n, t in one.tensors().items()} for one in (resumed, whole))
+    )
     prefix = len(backbone.prefix_ids)
     assert whole.clock.tokens_seen > SMALL.budget
     assert prefix < whole.memory.context().visible_tokens() <= SMALL.budget + prefix
     assert torch.isfinite(resumed.prefill(QUESTION)).all()
 
 
-def test_turns_and_a_system_prompt_are_the_rendered_chat(backbone: Backbone, upstream: Upstream) -> None:
+def test_turns_and_a_system_prompt_are_the_rendered_chat(
+    backbone: Backbone, upstream: Upstream
+) -> None:
     turns = [("what is red ?", "a star"), ("where ?", "")]
-    said = [("user", "what is red ?"), ("assistant", "a star"), ("user", "where ?"), ("assistant", "")]
+    said = [
+        ("user", "what is red ?"),
+        ("assistant", "a star"),
+        ("user", "where ?"),
+        ("assistant", ""),
+    ]
     before, after = upstream.chat(QUESTION, *said)
     assert backbone.prefix_ids == before
     assert backbone.suffix_ids(QUESTION, turns)[-len(after) :] == after
@@ -239,4 +298,6 @@ def test_control_tokens_are_left_out_of_words_and_refused_in_questions_and_unkno
     with pytest.raises(ConfigError, match="empty"):
         backbone.question_ids("  ")
     by_letters = "Ġ" in upstream.tokenizer.get_vocab()
-    assert backbone.unknown_words("What is the zebra doing?") == ([] if by_letters else ["zebra", "doing"])
+    assert backbone.unknown_words("What is the zebra doing?") == (
+        [] if by_letters else ["zebra", "doing"]
+    )

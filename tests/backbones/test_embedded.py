@@ -1,4 +1,6 @@
-"""The embedded model's own network against transformers' forward of the same folder, which `QwenVL` runs."""
+"""The embedded model's own network against transformers' forward of the same folder, which `QwenVL`
+runs.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,12 @@ from protokv.state import checkpoint
 from tests.conftest import random_frames
 from tests.tolerance import forward_terms, near, near_logits
 
-TEXTS = ["what colour was the star?", "How many objects, and WHERE?", "zebra  star\tzebra Xylophone", "it's, 3 stars!"]
+TEXTS = [
+    "what colour was the star?",
+    "How many objects, and WHERE?",
+    "zebra  star\tzebra Xylophone",
+    "it's, 3 stars!",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +37,32 @@ def theirs() -> Backbone:
     return load_backbone(str(MiniBackbone.folder("protokv/mini")), device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("protokv/mini", "bfloat16"), ("protokv/mini-order", "float32")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("protokv/mini", "bfloat16"), ("protokv/mini-order", "float32")]
+)
 def test_states_of_the_one_fit_the_other(name: str, dtype: str) -> None:
     ours = load_backbone(name, device="cpu", dtype=dtype)
     theirs = load_backbone(str(MiniBackbone.folder(name)), device="cpu", dtype=dtype)
     assert (type(ours), type(theirs)) == (MiniBackbone, QwenVL)
     for field in ("family", "config_hash", "weights_digest", "dtype"):
         assert getattr(ours.identity, field) == getattr(theirs.identity, field)
-    for field in ("settings", "layers", "kv_heads", "head_size", "frames_per_step", "default_fps", "stop_ids"):
+    for field in (
+        "settings",
+        "layers",
+        "kv_heads",
+        "head_size",
+        "frames_per_step",
+        "default_fps",
+        "stop_ids",
+    ):
         assert getattr(ours, field) == getattr(theirs, field)
     assert (ours.max_position, ours.moving) == (theirs.max_position, theirs.moving)
     assert (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
 
 
-def test_prompt_and_text_are_those_of_the_chat_template_and_the_tokenizer(ours: Backbone, theirs: Backbone) -> None:
+def test_prompt_and_text_are_those_of_the_chat_template_and_the_tokenizer(
+    ours: Backbone, theirs: Backbone
+) -> None:
     assert ours.prefix_ids == theirs.prefix_ids
     for text in TEXTS:
         ids = ours.suffix_ids(text)
@@ -70,22 +89,32 @@ def test_steps_of_any_size_are_seen_together_as_one_by_one_by_transformers(
     for mine, images in zip(together, steps, strict=True):
         other = theirs.embed_step(images)
         assert mine.grid == other.grid
-        allowed = near(other.embeddings, forward_terms(theirs.layers, other.embeddings.shape[1], len(other.embeddings)))
+        allowed = near(
+            other.embeddings,
+            forward_terms(theirs.layers, other.embeddings.shape[1], len(other.embeddings)),
+        )
         torch.testing.assert_close(mine.embeddings, other.embeddings, **allowed)
 
 
 @given(n=st.integers(1, 40), seed=st.integers(0, 99), time_s=st.floats(0, 30000))
 @torch.inference_mode()
-def test_the_language_models_are_equal(ours: Backbone, theirs: Backbone, n: int, seed: int, time_s: float) -> None:
+def test_the_language_models_are_equal(
+    ours: Backbone, theirs: Backbone, n: int, seed: int, time_s: float
+) -> None:
     tokens = theirs.embed_step(random_frames(seed))
     stands = [
-        backbone.step_positions(tokens, origin=3, start=3, index=seed, time_s=time_s) for backbone in (ours, theirs)
+        backbone.step_positions(tokens, origin=3, start=3, index=seed, time_s=time_s)
+        for backbone in (ours, theirs)
     ]
     assert stands[0].highest == stands[1].highest
     assert torch.equal(stands[0].positions, stands[1].positions)
-    for cos_or_sin, other in zip(ours.rotary(stands[0].positions), theirs.rotary(stands[0].positions), strict=True):
+    for cos_or_sin, other in zip(
+        ours.rotary(stands[0].positions), theirs.rotary(stands[0].positions), strict=True
+    ):
         assert torch.equal(cos_or_sin, other)
-    embeddings = torch.randn(n, tokens.embeddings.shape[1], generator=torch.Generator().manual_seed(seed))
+    embeddings = torch.randn(
+        n, tokens.embeddings.shape[1], generator=torch.Generator().manual_seed(seed)
+    )
     seen = []
     for backbone in (ours, theirs):
         tail = backbone.new_cache()
@@ -96,7 +125,9 @@ def test_the_language_models_are_equal(ours: Backbone, theirs: Backbone, n: int,
         assert torch.equal(mine, other)
 
 
-def test_a_long_stream_is_answered_alike_and_a_state_goes_on_in_either(ours: Backbone, theirs: Backbone) -> None:
+def test_a_long_stream_is_answered_alike_and_a_state_goes_on_in_either(
+    ours: Backbone, theirs: Backbone
+) -> None:
     # A centre in 8 bits differs by a whole unit where two sums differ in their last digit.
     config = DurableConfig(budget=60, center_bits=32)
     sessions = [Session.start(backbone, config) for backbone in (ours, theirs)]
@@ -111,5 +142,10 @@ def test_a_long_stream_is_answered_alike_and_a_state_goes_on_in_either(ours: Bac
 
 
 def test_quantised_or_spread_it_goes_through_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QwenVL, "load", lambda path, name, config, placement: (name, placement.quantization))
-    assert load_backbone("protokv/mini", device="cpu", quantization="8bit") == ("protokv/mini", "8bit")
+    monkeypatch.setattr(
+        QwenVL, "load", lambda path, name, config, placement: (name, placement.quantization)
+    )
+    assert load_backbone("protokv/mini", device="cpu", quantization="8bit") == (
+        "protokv/mini",
+        "8bit",
+    )

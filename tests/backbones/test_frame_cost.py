@@ -1,4 +1,6 @@
-"""What a frame costs: the tokens that each family's published processor gives it, and no more than a user allows."""
+"""What a frame costs: the tokens that each family's published processor gives it, and no more than
+a user allows.
+"""
 
 import json
 from dataclasses import replace
@@ -9,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size as gemma_resize
+from transformers.models.gemma4.image_processing_pil_gemma4 import (
+    get_aspect_ratio_preserving_size as gemma_resize,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as qwen2_resize
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as qwen3_resize
 
@@ -29,16 +33,41 @@ from tests.conftest import random_frames
 from tests.prepared import Prepared
 
 # Widths and heights.
-SIZES = [(176, 144), (320, 240), (640, 360), (1280, 720), (1920, 1080), (3840, 2160), (720, 1280), (1920, 120)]
+SIZES = [
+    (176, 144),
+    (320, 240),
+    (640, 360),
+    (1280, 720),
+    (1920, 1080),
+    (3840, 2160),
+    (720, 1280),
+    (1920, 120),
+]
 SIZES += [(20, 16), (641, 363)]
 # The files of the published models.
-STILL = {"min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
-OF_VIDEO = {"size": {"shortest_edge": 4096, "longest_edge": 25_165_824}, "patch_size": 16, "merge_size": 2}
-OF_IMAGES = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}, "patch_size": 16, "merge_size": 2}
+STILL = {
+    "min_pixels": 3136,
+    "max_pixels": 12_845_056,
+    "patch_size": 14,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+}
+OF_VIDEO = {
+    "size": {"shortest_edge": 4096, "longest_edge": 25_165_824},
+    "patch_size": 16,
+    "merge_size": 2,
+}
+OF_IMAGES = {
+    "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+    "patch_size": 16,
+    "merge_size": 2,
+}
 
 
 def qwen2_grid(width: int, height: int) -> tuple[int, int]:
-    """What transformers' arithmetic gives under the limits of `Qwen2VLVideoProcessor` and of qwen-vl-utils."""
+    """What transformers' arithmetic gives under the limits of `Qwen2VLVideoProcessor` and of
+    qwen-vl-utils.
+    """
     rows, columns = qwen2_resize(height, width, 28, 128 * 28 * 28, 768 * 28 * 28)
     return rows // 28, columns // 28
 
@@ -50,17 +79,25 @@ def qwen3_grid(width: int, height: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("family", [QwenVL, Qwen3VL])
-@pytest.mark.parametrize("saved", [False, True], ids=["as published", "saved again by transformers"])
-def test_a_frame_for_qwen_has_the_tokens_of_its_utilities(family: type[QwenVL], saved: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "saved", [False, True], ids=["as published", "saved again by transformers"]
+)
+def test_a_frame_for_qwen_has_the_tokens_of_its_utilities(
+    family: type[QwenVL], saved: bool, tmp_path: Path
+) -> None:
     second = family is not QwenVL
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(OF_IMAGES if second else STILL))
     if second or saved:
-        (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(OF_VIDEO if second else STILL))
+        (tmp_path / "video_preprocessor_config.json").write_text(
+            json.dumps(OF_VIDEO if second else STILL)
+        )
     pixels = family.make_frames(*read_video_processor(str(tmp_path)))
     side = 32 if second else 28
     for width, height in SIZES:
         rows, columns = smart_resize(height, width, pixels)
-        assert (rows // side, columns // side) == (qwen3_grid if second else qwen2_grid)(width, height)
+        assert (rows // side, columns // side) == (qwen3_grid if second else qwen2_grid)(
+            width, height
+        )
     assert pixels.mean[0] == (0.5 if second else 0.48145466)
 
 
@@ -69,14 +106,21 @@ def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
     gemma._frames = Gemma4ImageProcessorPil(**GEMMA4_VIDEO_SETTINGS)
     for width, height in SIZES:
         rows, columns = gemma_resize(height, width, 16, 70 * 9, 3)
-        assert gemma.prepare(np.zeros((1, height, width, 3), np.uint8)).grid == (rows // 48, columns // 48)
+        assert gemma.prepare(np.zeros((1, height, width, 3), np.uint8)).grid == (
+            rows // 48,
+            columns // 48,
+        )
 
 
 @given(
-    size=st.tuples(st.integers(1, 2400), st.integers(1, 4000)).filter(lambda size: max(size) <= 200 * min(size)),
+    size=st.tuples(st.integers(1, 2400), st.integers(1, 4000)).filter(
+        lambda size: max(size) <= 200 * min(size)
+    ),
     limit=st.integers(28 * 28, 2000 * 28 * 28),
 )
-def test_no_frame_costs_more_than_its_limit_and_a_cheaper_one_keeps_its_size(size: tuple[int, int], limit: int) -> None:
+def test_no_frame_costs_more_than_its_limit_and_a_cheaper_one_keeps_its_size(
+    size: tuple[int, int], limit: int
+) -> None:
     usual = replace(PreprocessorConfig(), max_pixels=max(limit, 768 * 28 * 28))
     rows, columns = smart_resize(*size, PreprocessorConfig().with_maximum(limit))
     assert min(rows, columns) >= 28
@@ -90,12 +134,16 @@ def loaded(folder: Path, **cost: int) -> Backbone:
     return load_backbone(str(folder), device="cpu", dtype="float32", **cost)  # type: ignore[arg-type]
 
 
-def test_a_state_brings_its_cost_and_takes_no_other(tiny: Backbone, tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_state_brings_its_cost_and_takes_no_other(
+    tiny: Backbone, tiny_folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "s.safetensors"
 
     def watch(source: Prepared, **cost: int) -> int:
         config = DurableConfig(budget=64)
-        *_, summary = ingest_events(source, path, config, backbone=str(tiny_folder), device="cpu", append=True, **cost)
+        *_, summary = ingest_events(
+            source, path, config, backbone=str(tiny_folder), device="cpu", append=True, **cost
+        )
         return summary.steps
 
     assert watch(Prepared(1, 4), frame_tokens=5) == 2

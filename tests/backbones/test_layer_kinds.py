@@ -1,4 +1,6 @@
-"""Layers with a window or a recurrent state: transformers' logits, and what they carry in sessions and states."""
+"""Layers with a window or a recurrent state: transformers' logits, and what they carry in sessions
+and states.
+"""
 
 import json
 from collections.abc import Callable
@@ -31,7 +33,9 @@ from tests.core.streams import copy_of, same
 
 
 def write_sliding(folder: Path) -> Path:
-    """Write a tiny Qwen2.5-VL of one full layer and two with a window, shorter than a step and the question."""
+    """Write a tiny Qwen2.5-VL of one full layer and two with a window, shorter than a step and the
+    question.
+    """
     BUILDERS["qwen2_5_vl"](folder)
     config = json.loads((folder / "config.json").read_text())
     text = config["text_config"]
@@ -50,32 +54,46 @@ KINDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Backbone, Upstream]:
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Backbone, Upstream]:
     family, write = KINDS[request.param]
     folder = write(tmp_path_factory.mktemp(family))
     return load_backbone(str(folder), device="cpu", dtype="float32"), Upstream(family, folder)
 
 
 def windowed(backbone: Backbone, n_steps: int, **settings: object) -> Session:
-    return watched(backbone, MemoryConfig.of("sliding-window", budget=400, **settings), range(n_steps))
+    return watched(
+        backbone, MemoryConfig.of("sliding-window", budget=400, **settings), range(n_steps)
+    )
 
 
 @pytest.mark.parametrize("pieces", [(1, 1, 3), (5,)], ids=str)
-def test_a_stream_in_pieces_gives_the_whole_logits(model: tuple[Backbone, Upstream], pieces: tuple[int, ...]) -> None:
+def test_a_stream_in_pieces_gives_the_whole_logits(
+    model: tuple[Backbone, Upstream], pieces: tuple[int, ...]
+) -> None:
     backbone, upstream = model
-    steps, session = video(backbone, 5), Session.start(backbone, MemoryConfig.of("full", budget=64))
+    steps = video(backbone, 5)
+    session = Session.start(backbone, MemoryConfig.of("full", budget=64))
     for count in pieces:
         first = session.clock.steps
         prepared = [backbone.prepare(images) for images in steps[first : first + count]]
-        session.watch_prepared(prepared, [(first + i) * session.clock.step_seconds for i in range(count)])
+        session.watch_prepared(
+            prepared, [(first + i) * session.clock.step_seconds for i in range(count)]
+        )
     assert_logits(session, upstream, steps)
 
 
-def test_what_is_carried_has_one_size_and_goes_on_to_the_bit(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
-    backbone, steps = model[0], video(model[0], 12)
+def test_what_is_carried_has_one_size_and_goes_on_to_the_bit(
+    model: tuple[Backbone, Upstream], tmp_path: Path
+) -> None:
+    backbone = model[0]
+    steps = video(model[0], 12)
     # A window of 40 tokens is full by then.
     whole = windowed(backbone, 8)
-    before, logits, sizes = copy_of(whole), whole.prefill(QUESTION), whole.state_bytes
+    before = copy_of(whole)
+    logits = whole.prefill(QUESTION)
+    sizes = whole.state_bytes
     whole.ask(QUESTION)
     assert same(before, whole.tensors())
     assert torch.equal(whole.prefill(QUESTION), logits)
@@ -88,10 +106,14 @@ def test_what_is_carried_has_one_size_and_goes_on_to_the_bit(model: tuple[Backbo
     assert same(resumed.tensors(), whole.tensors())
 
 
-def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
+def test_inspect_tells_the_kind_of_every_layer(
+    model: tuple[Backbone, Upstream], tmp_path: Path
+) -> None:
     protokv.save(windowed(model[0], 1), tmp_path / "state.safetensors")
     found = describe_state(tmp_path / "state.safetensors")
-    kinds = [kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types]
+    kinds = [
+        kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types
+    ]
     assert [row["kind"] for row in found["layer_kinds"]] == kinds
     assert found["bytes"]["layers"] > 8 * len(kinds)
     console = Console(file=StringIO(), width=200, record=True)
@@ -100,14 +122,20 @@ def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream],
     assert "layer kinds" in console.export_text()
 
 
-def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Backbone, Upstream]) -> None:
+def test_a_state_of_other_layers_or_without_a_tensor_is_refused(
+    model: tuple[Backbone, Upstream],
+) -> None:
     state = checkpoint.make_state(windowed(model[0], 1))
     kinds = state.tensors["layers.kinds"].clone()
     kinds[0, 0] = 2 if kinds[0, 0] != 2 else -1
     kept = [name for name in state.tensors if name.startswith("layers.")]
     broken = [{**state.tensors, "layers.kinds": kinds}]
     broken += [{name: one for name, one in state.tensors.items() if name != lost} for lost in kept]
-    windows = {name: torch.cat([one] * 40, 1) for name, one in state.tensors.items() if name[-5:] in (".keys", "alues")}
+    windows = {
+        name: torch.cat([one] * 40, 1)
+        for name, one in state.tensors.items()
+        if name[-5:] in (".keys", "alues")
+    }
     if windows := {name: one for name, one in windows.items() if name.startswith("layers.")}:
         broken.append({**state.tensors, **windows})
     for tensors in broken:
@@ -137,8 +165,11 @@ def test_places_of_patches_of_gemma4_are_exact_in_half_precision(
 ) -> None:
     backbone: Any = load_backbone(str(BUILDERS["gemma4"](tmp_path)), device="cpu", dtype="bfloat16")
     places = torch.tensor([[[257.0, 1.0], [519.0, 1023.0]]])
-    step, shown = PreparedStep(torch.cat((torch.rand(1, 2, 768), places), 2), (1, 1)), []
+    step = PreparedStep(torch.cat((torch.rand(1, 2, 768), places), 2), (1, 1))
+    shown = []
     seen = SimpleNamespace(pooler_output=[torch.zeros(1, 8, dtype=torch.bfloat16)])
-    monkeypatch.setattr(backbone._model, "get_image_features", lambda _, where: shown.append(where) or seen)
+    monkeypatch.setattr(
+        backbone._model, "get_image_features", lambda _, where: shown.append(where) or seen
+    )
     backbone._run_tower(backbone.look, [step, step])
     assert torch.equal(shown[0], places.long().repeat(2, 1, 1))

@@ -1,4 +1,6 @@
-"""Loading models as users have them: shards, dtypes, device maps, quantisation; one clear line for each error."""
+"""Loading models as users have them: shards, dtypes, device maps, quantisation; one clear line for
+each error.
+"""
 
 import gc
 import json
@@ -58,10 +60,13 @@ def refused(folder: Path | str, **settings: Any) -> ModelError:
     return caught.value
 
 
-def test_shards_are_the_model_of_one_file_a_byte_in_any_is_another_identity_and_a_missing_one_is_named(
+def test_shards_are_the_model_of_one_file_another_byte_is_another_and_a_missing_one_is_named(
     tiny: Backbone, sharded: Path
 ) -> None:
-    sessions = [watched(backbone, MemoryConfig.of("full", budget=64), [0]) for backbone in (tiny, on_cpu(sharded))]
+    sessions = [
+        watched(backbone, MemoryConfig.of("full", budget=64), [0])
+        for backbone in (tiny, on_cpu(sharded))
+    ]
     assert torch.equal(*(session.prefill(QUESTION) for session in sessions))
     digests = {sessions[1].backbone.identity.weights_digest}
     for shard in sorted(sharded.glob("*.safetensors")):
@@ -76,21 +81,35 @@ def test_shards_are_the_model_of_one_file_a_byte_in_any_is_another_identity_and_
 
 def test_fast_kernels_change_no_logits(folder: Path) -> None:
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
-    expected = watched(backbone, MemoryConfig.of("durable", budget=48), range(6)).prefill("what is red ?")
+    expected = watched(backbone, MemoryConfig.of("durable", budget=48), range(6)).prefill(
+        "what is red ?"
+    )
     model = backbone._model  # type: ignore[attr-defined]
     loading.use_fast_kernels(model)
-    assert all("forward" in vars(one) for one in model.modules() if type(one).__name__.endswith("RMSNorm"))
+    assert all(
+        "forward" in vars(one) for one in model.modules() if type(one).__name__.endswith("RMSNorm")
+    )
     assert model.model.visual.blocks[0].mlp.down_proj.weight.shape[1] == 24
-    found = watched(backbone, MemoryConfig.of("durable", budget=48), range(6)).prefill("what is red ?")
+    found = watched(backbone, MemoryConfig.of("durable", budget=48), range(6)).prefill(
+        "what is red ?"
+    )
     torch.testing.assert_close(found, expected)
 
 
-def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     request = loading.PlacementOptions.parse("cpu")
     for multiplies, half in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(loading, "has_bfloat16_instructions", lambda found=multiplies: found)
-        assert request.placement(torch.float16).dtype == request.placement(torch.bfloat16).dtype == half
-        assert request.placement(torch.float32).dtype == request.placement(None).dtype == torch.float32
+        assert (
+            request.placement(torch.float16).dtype
+            == request.placement(torch.bfloat16).dtype
+            == half
+        )
+        assert (
+            request.placement(torch.float32).dtype == request.placement(None).dtype == torch.float32
+        )
         assert load_backbone("protokv/mini", device="cpu").dtype == torch.float32
 
 
@@ -103,9 +122,15 @@ def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(mon
         ({"dtype": "int8"}, "no dtype 'int8'"),
         ({"dtype": "auto+4bit"}, r"dtype auto\+4bit and quantization None contradict"),
         ({"dtype": "bfloat16+2bit"}, "no quantization '2bit'"),
-        ({"dtype": "bfloat16+4bit", "quantization": "8bit"}, r"bfloat16\+4bit and quantization 8bit contradict"),
+        (
+            {"dtype": "bfloat16+4bit", "quantization": "8bit"},
+            r"bfloat16\+4bit and quantization 8bit contradict",
+        ),
         ({"device_map": "sequential", "device": "auto"}, "no device map 'sequential'"),
-        ({"device_map": "auto", "device": "cpu"}, "device map auto and device cpu both choose devices"),
+        (
+            {"device_map": "auto", "device": "cpu"},
+            "device map auto and device cpu both choose devices",
+        ),
     ],
 )
 def test_contradicting_options_are_named(
@@ -132,21 +157,38 @@ def drop_template(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "there is no config.json"),
-    "no JSON": (lambda f: (f / "config.json").write_text('{"model_type": '), "config.json is not valid JSON"),
+    "no JSON": (
+        lambda f: (f / "config.json").write_text('{"model_type": '),
+        "config.json is not valid JSON",
+    ),
     "a long header": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 9), "header"),
     "half a file": (lambda f: os.truncate(f / "model.safetensors", 1000), "header"),
     "a pickle, which is never opened": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
         "model.safetensors",
     ),
-    "no tokenizer": (lambda f: [file.unlink() for file in f.glob("tokenizer*")], "there is no tokenizer"),
-    "another family": (lambda f: edit_config(f, model_type="bert"), "it is a bert model, which is not supported"),
+    "no tokenizer": (
+        lambda f: [file.unlink() for file in f.glob("tokenizer*")],
+        "there is no tokenizer",
+    ),
+    "another family": (
+        lambda f: edit_config(f, model_type="bert"),
+        "it is a bert model, which is not supported",
+    ),
     "no template": (drop_template, "there is no chat template"),
-    "a value of a wrong type": (lambda f: edit_config(f, "text_config", num_hidden_layers="three"), ""),
+    "a value of a wrong type": (
+        lambda f: edit_config(f, "text_config", num_hidden_layers="three"),
+        "",
+    ),
     "weights of another size": (lambda f: edit_config(f, "text_config", intermediate_size=56), ""),
     "no layer that sees everything": (
         lambda f: edit_config(
-            f, "text_config", use_sliding_window=True, sliding_window=64, max_window_layers=0, layer_types=None
+            f,
+            "text_config",
+            use_sliding_window=True,
+            sliding_window=64,
+            max_window_layers=0,
+            layer_types=None,
         ),
         "none of its layers has full attention",
     ),
@@ -154,16 +196,25 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage: Callable[[Path], object], said: str) -> None:
+def test_a_damaged_folder_is_refused_in_one_line(
+    folder: Path, damage: Callable[[Path], object], said: str
+) -> None:
     damage(folder)
     assert said in refused(folder).message
 
 
-def test_an_installed_package_adds_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_adds_a_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_package-1.dist-info").mkdir()
-    entry = "[protokv.backbones]\nmy_vl = my_package.backbone:MyVL\nme/model = my_package.backbone:Packed\n"
+    entry = (
+        "[protokv.backbones]\nmy_vl = my_package.backbone:MyVL\nme/model = "
+        "my_package.backbone:Packed\n"
+    )
     (tmp_path / "my_package-1.dist-info" / "entry_points.txt").write_text(entry)
-    (tmp_path / "my_package-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\n")
+    (tmp_path / "my_package-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: my-package\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert find_model_families.__wrapped__()["my_vl"].value == "my_package.backbone:MyVL"
     assert "me/model" in find_packaged_models.__wrapped__()
@@ -176,7 +227,9 @@ def test_too_little_memory_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert "--quantization 4bit" in error.hint
 
 
-def test_the_settings_for_video_come_before_those_for_images_the_newest_form_first(tmp_path: Path) -> None:
+def test_the_settings_for_video_come_before_those_for_images_the_newest_form_first(
+    tmp_path: Path,
+) -> None:
     # Processors of transformers 4 wrote the newest file without the settings of their parts.
     for name, content, found in (
         ("preprocessor_config", {"resample": 1, "crop_size": None}, ({"resample": 1}, False)),
@@ -197,20 +250,30 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def fake(path: str, **settings: Any) -> Any:
         seen.update(settings)
         seen.pop("attn_implementation")
-        return load(path, **{name: settings[name] for name in ("dtype", "attn_implementation", "output_loading_info")})
+        return load(
+            path,
+            **{
+                name: settings[name]
+                for name in ("dtype", "attn_implementation", "output_loading_info")
+            },
+        )
 
     monkeypatch.setattr(Qwen2_5_VLForConditionalGeneration, "from_pretrained", fake)
     return seen
 
 
-def test_quantisation_and_device_map_reach_transformers(folder: Path, asked: dict[str, Any]) -> None:
+def test_quantisation_and_device_map_reach_transformers(
+    folder: Path, asked: dict[str, Any]
+) -> None:
     backbone = on_cpu(folder, dtype="bfloat16", quantization="4bit")
     config = asked["quantization_config"]
     assert (config.load_in_4bit, config.bnb_4bit_quant_type) == (True, "nf4")
     assert config.bnb_4bit_compute_dtype == backbone.dtype == torch.bfloat16
     assert asked["device_map"] == {"": torch.device("cpu")}
     assert backbone.identity.dtype == "bfloat16+4bit"
-    backbone = load_backbone(str(folder), dtype="float16", quantization="8bit", device_map="balanced")
+    backbone = load_backbone(
+        str(folder), dtype="float16", quantization="8bit", device_map="balanced"
+    )
     assert asked["quantization_config"].load_in_8bit
     assert asked["device_map"] == "balanced"
     assert backbone.identity.dtype == "float16+8bit"
@@ -222,20 +285,35 @@ def test_quantisation_and_device_map_reach_transformers(folder: Path, asked: dic
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])
-def test_quantisation_leaves_tower_head_and_odd_sizes(folder: Path, asked: dict[str, Any], quantization: str) -> None:
+def test_quantisation_leaves_tower_head_and_odd_sizes(
+    folder: Path, asked: dict[str, Any], quantization: str
+) -> None:
     model = load_backbone(str(folder), device="cpu", quantization=quantization)._text  # type: ignore[attr-defined]
     skipped = set(asked["quantization_config"].llm_int8_skip_modules)
-    text = {name.removeprefix("model.language_model.") for name in skipped if "language_model" in name}
+    text = {
+        name.removeprefix("model.language_model.") for name in skipped if "language_model" in name
+    }
     linear = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
-    assert text == {name for name, one in linear.items() if one.in_features % 64 or one.out_features % 32}
+    assert text == {
+        name for name, one in linear.items() if one.in_features % 64 or one.out_features % 32
+    }
     assert text < linear.keys()
     assert {name.split(".")[1] for name in skipped - {"lm_head"}} == {"visual", "language_model"}
 
 
-def test_a_state_of_a_quantised_model_loads_it_again(folder: Path, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_a_state_of_a_quantised_model_loads_it_again(
+    folder: Path, asked: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "a.safetensors"
-    protokv.save(Session.start(on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20)), path)
-    with pytest.raises(StateMismatch, match=r"backbone\.dtype is 'float32\+4bit', here it is 'float32'"):
+    protokv.save(
+        Session.start(
+            on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20)
+        ),
+        path,
+    )
+    with pytest.raises(
+        StateMismatch, match=r"backbone\.dtype is 'float32\+4bit', here it is 'float32'"
+    ):
         protokv.load(path, on_cpu(folder))
     asked.clear()
     protokv.load(path, str(folder), device="cpu")
@@ -257,28 +335,50 @@ def test_loading_leaves_the_garbage_collector_as_it_was(folder: Path) -> None:
 def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
     text = "model.language_model"
     modules = [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in (0, 1, 10))]
-    placed = {"model.visual": "cpu:0", text: "cpu:1", f"{text}.layers.1": "cpu:0", f"{text}.layers.10": "cpu:1"}
+    placed = {
+        "model.visual": "cpu:0",
+        text: "cpu:1",
+        f"{text}.layers.1": "cpu:0",
+        f"{text}.layers.10": "cpu:1",
+    }
     found = find_module_devices(SimpleNamespace(hf_device_map=placed), modules)
     assert found == [torch.device(name) for name in ("cpu:1", "cpu:1", "cpu:0", "cpu:1")]
     # Offloaded layers are computed on the first accelerator.
-    offloaded = {"": "cuda:0", f"{text}.layers.1": "cpu", f"{text}.layers.10": "disk", f"{text}.layers.0": "cuda:1"}
+    offloaded = {
+        "": "cuda:0",
+        f"{text}.layers.1": "cpu",
+        f"{text}.layers.10": "disk",
+        f"{text}.layers.0": "cuda:1",
+    }
     found = find_module_devices(SimpleNamespace(hf_device_map=offloaded), modules)
     assert found == [torch.device(name) for name in ("cuda:0", "cuda:1", "cuda:0", "cuda:0")]
     # One layer is divided; of a model that is on disk, every part is computed on the CPU.
-    inside = {f"{text}.embed_tokens": "cuda:0", f"{text}.layers.0": "cuda:0", f"{text}.layers.1.self_attn": "cuda:1"}
+    inside = {
+        f"{text}.embed_tokens": "cuda:0",
+        f"{text}.layers.0": "cuda:0",
+        f"{text}.layers.1.self_attn": "cuda:1",
+    }
     inside |= {f"{text}.layers.1.mlp": "cuda:0", f"{text}.layers.10": "cuda:1"}
     found = find_module_devices(SimpleNamespace(hf_device_map=inside), modules)
     assert found == [torch.device(name) for name in ("cuda:0", "cuda:0", "cuda:1", "cuda:1")]
-    assert find_module_devices(SimpleNamespace(hf_device_map={"": "disk"}), modules) == [torch.device("cpu")] * 4
+    assert (
+        find_module_devices(SimpleNamespace(hf_device_map={"": "disk"}), modules)
+        == [torch.device("cpu")] * 4
+    )
     for whole in (None, {"": "cpu:0"}, {"model": "cpu:1", "lm_head": "cpu:1"}):
         assert find_module_devices(SimpleNamespace(hf_device_map=whole), modules) is None
 
 
-def test_a_model_over_several_devices_answers_and_saves_as_on_one(tiny: Backbone, folder: Path, tmp_path: Path) -> None:
+def test_a_model_over_several_devices_answers_and_saves_as_on_one(
+    tiny: Backbone, folder: Path, tmp_path: Path
+) -> None:
     """The devices are different for torch, although all are one CPU."""
     spread = on_cpu(folder)
     spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]
-    sessions = [watched(backbone, MemoryConfig.of("durable", budget=40), range(8)) for backbone in (tiny, spread)]
+    sessions = [
+        watched(backbone, MemoryConfig.of("durable", budget=40), range(8))
+        for backbone in (tiny, spread)
+    ]
     assert isinstance(sessions[1].memory, LayerShards)
     answers = [session.ask(QUESTION, Decoding(max_new_tokens=5)).text for session in sessions]
     assert answers[0] == answers[1]

@@ -1,4 +1,6 @@
-"""A family that is in no table: the logits of transformers' own forward, and refusals that say what to do."""
+"""A family that is in no table: the logits of transformers' own forward, and refusals that say what
+to do.
+"""
 
 import json
 import shutil
@@ -8,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    AutoImageProcessor,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 import protokv
 from protokv.core.session import Session
@@ -25,9 +33,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_llava(made: Path) -> Path:
     known = write_tokenizer(made, LLAVA_SPECIAL, LLAVA_TEMPLATE.replace("video", "image"))
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     vision = CLIPVisionConfig(**sizes, image_size=56, patch_size=14, projection_dim=16)
-    text = LlamaConfig(**sizes, vocab_size=len(known), num_key_value_heads=1, eos_token_id=known["<|im_end|>"])
+    text = LlamaConfig(
+        **sizes, vocab_size=len(known), num_key_value_heads=1, eos_token_id=known["<|im_end|>"]
+    )
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(
         LlavaConfig(vision_config=vision, text_config=text, image_token_id=known["<image>"])
@@ -48,11 +63,16 @@ def test_an_untested_family_gives_the_logits_of_transformers(folder: Path) -> No
     for frame in frames:
         session.watch(frame[None])
     model = LlavaForConditionalGeneration.from_pretrained(folder).eval()
-    pixels = AutoImageProcessor.from_pretrained(folder, backend="pil")([*map(Image.fromarray, frames)])["pixel_values"]
-    image, question = model.config.image_token_id, "what is the star ?"
+    pixels = AutoImageProcessor.from_pretrained(folder, backend="pil")(
+        [*map(Image.fromarray, frames)]
+    )["pixel_values"]
+    image = model.config.image_token_id
+    question = "what is the star ?"
     after = backbone.suffix_ids(question)
     ids = torch.tensor([[*backbone.prefix_ids, *[image] * (4 * 16), *after]])
-    expected = model(input_ids=ids, pixel_values=torch.stack([*map(torch.as_tensor, pixels)])).logits[0, -len(after) :]
+    expected = model(
+        input_ids=ids, pixel_values=torch.stack([*map(torch.as_tensor, pixels)])
+    ).logits[0, -len(after) :]
     torch.testing.assert_close(session.prefill(question), expected, atol=2e-5, rtol=1e-4)
 
 

@@ -1,8 +1,8 @@
 """transformers' own whole models over the same video and question, to compare the adapters with.
 
-Nothing of an adapter is used here but its rate: pixels come from transformers' PIL processors, text from the chat
-template, placeholders are merged by the model itself, and positions are its own but for text behind a Qwen video,
-which transformers starts inside the video's time span.
+Nothing of an adapter is used here but its rate: pixels come from transformers' PIL processors, text
+from the chat template, placeholders are merged by the model itself, and positions are its own but
+for text behind a Qwen video, which transformers starts inside the video's time span.
 """
 
 import json
@@ -20,7 +20,9 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.processing_internvl import InternVLProcessor
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm import processing_smolvlm
@@ -36,7 +38,9 @@ AS_FRAMES = {"input_data_format": "channels_last", "return_tensors": "pt"}
 
 
 class Prompt(NamedTuple):
-    """A video in steps of frames `[F, height, width, 3]`, the words behind each step, and a question about it."""
+    """A video in steps of frames `[F, height, width, 3]`, the words behind each step, and a
+    question about it.
+    """
 
     video: Video
     question: str
@@ -53,17 +57,26 @@ class Prompt(NamedTuple):
 
 
 def messages(question: str, *said: tuple[str, str]) -> list[dict[str, Any]]:
-    """Return a conversation about a video, which is in the user's first message; `said` has roles and texts."""
-    found = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in (*said, ("user", question))]
+    """Return a conversation about a video, which is in the user's first message; `said` has roles
+    and texts.
+    """
+    found = [
+        {"role": role, "content": [{"type": "text", "text": text}]}
+        for role, text in (*said, ("user", question))
+    ]
     first = next(one for one in found if one["role"] == "user")
-    return [one | {"content": [{"type": "video"}, *one["content"]]} if one is first else one for one in found]
+    return [
+        one | {"content": [{"type": "video"}, *one["content"]]} if one is first else one
+        for one in found
+    ]
 
 
 class Upstream:
     """One model of transformers with eager attention, and its tokenizer."""
 
     def __init__(self, family: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.family, self.folder = family, folder
+        self.family = family
+        self.folder = folder
         self.model = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager"
         ).eval()
@@ -77,13 +90,21 @@ class Upstream:
         """Return token ids before and after the placeholder of the video; see `messages`."""
         if self.family in TEXTS:
             before, after = TEXTS[self.family](self, Prompt((), question), said).split(CUT)
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
-        ids = self.tokenizer.apply_chat_template(messages(question, *said), add_generation_prompt=True)
+            return tuple(
+                self.tokenizer.encode(text, add_special_tokens=False) for text in (before, after)
+            )
+        ids = self.tokenizer.apply_chat_template(
+            messages(question, *said), add_generation_prompt=True
+        )
         at = ids["input_ids"].index(self.model.config.video_token_id)
         return ids["input_ids"][:at], ids["input_ids"][at + 1 :]
 
-    def render(self, question: str, *said: tuple[str, str], video: str, token: str = "<video>", **how: Any) -> str:
-        """Return a conversation as text, with `video` in place of the video's token; see `messages`."""
+    def render(
+        self, question: str, *said: tuple[str, str], video: str, token: str = "<video>", **how: Any
+    ) -> str:
+        """Return a conversation as text, with `video` in place of the video's token; see
+        `messages`.
+        """
         text: str = self.tokenizer.apply_chat_template(
             messages(question, *said), tokenize=False, add_generation_prompt=True, **how
         )
@@ -92,48 +113,72 @@ class Upstream:
     def encode(self, text: str) -> Tensor:
         return torch.tensor([self.tokenizer.encode(text, add_special_tokens=False)])
 
-    def inputs(self, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Return arguments of the model's forward, in its dtype. Every step of the video has frames of one size.
+    def inputs(
+        self, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()
+    ) -> dict[str, Tensor]:
+        """Return arguments of the model's forward, in its dtype. Every step of the video has frames
+        of one size.
 
-        Steps with `words`, all but the last, part the video into several of equal length, with these between them.
-        Those of the last step stand in front of the question, in a line of their own.
+        Steps with `words`, all but the last, part the video into several of equal length, with
+        these between them. Those of the last step stand in front of the question, in a line of
+        their own.
         """
-        found = INPUTS[self.family](self, Prompt(video, question, step_seconds, words or [""] * len(video)))
+        found = INPUTS[self.family](
+            self, Prompt(video, question, step_seconds, words or [""] * len(video))
+        )
         return {
-            name: value.to(self.model.dtype) if value.is_floating_point() else value for name, value in found.items()
+            name: value.to(self.model.dtype) if value.is_floating_point() else value
+            for name, value in found.items()
         }
 
     @torch.no_grad()
     def logits(self, inputs: dict[str, Tensor], n_last: int) -> Tensor:
         return self.model(**inputs).logits[0, -n_last:]
 
-    def generate(self, inputs: dict[str, Tensor], n_tokens: int, **penalties: float) -> tuple[list[int], float]:
+    def generate(
+        self, inputs: dict[str, Tensor], n_tokens: int, **penalties: float
+    ) -> tuple[list[int], float]:
         """Continue greedily with the model's own `generate`, past any end of the answer.
 
         Returns:
-            The tokens, and the least difference between the logit of a chosen token and that of the next best one,
-            both with their penalties.
+            The tokens, and the least difference between the logit of a chosen token and that of the
+            next best one, both with their penalties.
         """
-        settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens, **penalties}
-        found = self.model.generate(**inputs, **settings, output_scores=True, return_dict_in_generate=True)
+        settings = {
+            "do_sample": False,
+            "eos_token_id": None,
+            "max_new_tokens": n_tokens,
+            **penalties,
+        }
+        found = self.model.generate(
+            **inputs, **settings, output_scores=True, return_dict_in_generate=True
+        )
         first, second = torch.cat(found.scores).topk(2).values.unbind(1)
-        return found.sequences[0, inputs["input_ids"].shape[1] :].tolist(), float((first - second).min())
+        return found.sequences[0, inputs["input_ids"].shape[1] :].tolist(), float(
+            (first - second).min()
+        )
 
     def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Return keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in their dtype."""
+        """Return keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in
+        their dtype.
+        """
         inner = self.model.model
         text = inner.text_model if self.family == "smolvlm" else inner.language_model
         module = __import__(type(text).__module__, fromlist=["apply_rotary_pos_emb"])
         where = positions.T if positions.shape[1] == 1 else positions.T[:, None]
         if self.family == "gemma4":
-            rotated: Tensor = module.apply_rotary_pos_emb(keys[None], *text.rotary_emb(keys, where, "full_attention"))
+            rotated: Tensor = module.apply_rotary_pos_emb(
+                keys[None], *text.rotary_emb(keys, where, "full_attention")
+            )
             return rotated[0]
         cos, sin = text.rotary_emb(keys, where)
         return module.apply_rotary_pos_emb(keys[None], keys[None], cos, sin)[1][0]
 
 
 def with_words(expanded: str, mark: str, words: Sequence[str], form: str, marks: int = 1) -> str:
-    """Return the text of all steps, each of which ends with the `marks`-th mark, with words behind their steps."""
+    """Return the text of all steps, each of which ends with the `marks`-th mark, with words behind
+    their steps.
+    """
     parts = expanded.split(mark)
     for step, said in enumerate(words):
         parts[marks * (step + 1)] = (form.format(said) if said else "") + parts[marks * (step + 1)]
@@ -141,9 +186,13 @@ def with_words(expanded: str, mark: str, words: Sequence[str], form: str, marks:
 
 
 def parted(prompt: Prompt) -> list[tuple[int, str]]:
-    """Return the steps of each part of a video, and the words behind it; those behind the last are the question's."""
+    """Return the steps of each part of a video, and the words behind it; those behind the last are
+    the question's.
+    """
     ends = [step + 1 for step, said in enumerate(prompt.words[:-1]) if said] + [len(prompt.video)]
-    return [(end - start, prompt.words[end - 1]) for start, end in zip([0, *ends], ends, strict=False)]
+    return [
+        (end - start, prompt.words[end - 1]) for start, end in zip([0, *ends], ends, strict=False)
+    ]
 
 
 def in_front(prompt: Prompt) -> str:
@@ -152,8 +201,11 @@ def in_front(prompt: Prompt) -> str:
 
 
 def qwen_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
-    """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all of the video."""
-    model, config = upstream.model, upstream.model.config
+    """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all
+    of the video.
+    """
+    model = upstream.model
+    config = upstream.model.config
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     limits = frame_limits(raw["min_pixels"], raw["max_pixels"], 28)
     pixels, (rows, columns) = qwen_patches(prompt.video, size=limits)
@@ -162,11 +214,18 @@ def qwen_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     interval = 1.0 if per_second is None else per_second * prompt.step_seconds
     parts = parted(prompt)
     grid = torch.tensor([[steps, rows, columns] for steps, _ in parts])
-    ids, positions = before, [torch.arange(len(before)).expand(3, -1)]
+    ids = before
+    positions = [torch.arange(len(before)).expand(3, -1)]
     for part, (own, (steps, said)) in enumerate(zip(grid, parts, strict=True), 1):
         behind = f"<|vision_end|>{said}\n<|vision_start|>"
-        text = upstream.tokenizer.encode(behind, add_special_tokens=False) if part < len(parts) else after
-        positions.append(model.model.get_vision_position_ids(int(positions[-1].max()) + 1, own, 1, 2, interval))
+        text = (
+            upstream.tokenizer.encode(behind, add_special_tokens=False)
+            if part < len(parts)
+            else after
+        )
+        positions.append(
+            model.model.get_vision_position_ids(int(positions[-1].max()) + 1, own, 1, 2, interval)
+        )
         start = int(positions[-1].max()) + 1
         positions.append(torch.arange(start, start + len(text)).expand(3, -1))
         ids = [*ids, *[config.video_token_id] * (steps * rows * columns // 4), *text]
@@ -179,21 +238,30 @@ def qwen_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
 
 
 def frame_limits(least: int, most: int, side: int) -> dict[str, int]:
-    """Return the pixels that a frame may have: 128 to 768 tokens, as qwen-vl-utils says, inside what the files say."""
+    """Return the pixels that a frame may have: 128 to 768 tokens, as qwen-vl-utils says, inside
+    what the files say.
+    """
     fewest = 128 * side**2
-    return {"shortest_edge": max(least, fewest) if fewest < most else least, "longest_edge": min(most, 6 * fewest)}
+    return {
+        "shortest_edge": max(least, fewest) if fewest < most else least,
+        "longest_edge": min(most, 6 * fewest),
+    }
 
 
 def qwen_patches(video: Video, patch: int = 14, **settings: Any) -> tuple[Tensor, tuple[int, int]]:
     """Return patches of all steps in order, and rows and columns of patches.
 
-    The PIL processor takes still images and repeats each: the second frame of a step replaces the copy.
+    The PIL processor takes still images and repeats each: the second frame of a step replaces the
+    copy.
     """
     processor = Qwen2VLImageProcessorPil(patch_size=patch, **settings)
-    patches, grid = [], []
+    patches = []
+    grid = []
     for images in video:
         frames = [processor(images=[image], **AS_FRAMES) for image in images]
-        both = torch.stack([frame["pixel_values"].reshape(-1, 3, 2, patch, patch)[:, :, 0] for frame in frames], 2)
+        both = torch.stack(
+            [frame["pixel_values"].reshape(-1, 3, 2, patch, patch)[:, :, 0] for frame in frames], 2
+        )
         patches.append(both.flatten(1))
         grid = frames[0]["image_grid_thw"][0].tolist()
     return torch.cat(patches), (grid[1], grid[2])
@@ -208,11 +276,17 @@ def qwen3_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     patches, (rows, columns) = qwen_patches(prompt.video, PATCH, size=limits, **statistics)
     grid = torch.tensor([[len(prompt.video), rows, columns]])
     processor = object.__new__(Qwen3VLProcessor)
-    processor.video_token, processor.image_token = "<|video_pad|>", "<|image_pad|>"
-    processor.vision_start_token, processor.vision_end_token = "<|vision_start|>", "<|vision_end|>"
+    processor.video_token = "<|video_pad|>"
+    processor.image_token = "<|image_pad|>"
+    processor.vision_start_token = "<|vision_start|>"
+    processor.vision_end_token = "<|vision_end|>"
     processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
-    metadata = SimpleNamespace(fps=2 / prompt.step_seconds, frames_indices=list(range(2 * len(prompt.video))))
-    expanded = processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
+    metadata = SimpleNamespace(
+        fps=2 / prompt.step_seconds, frames_indices=list(range(2 * len(prompt.video)))
+    )
+    expanded = processor.replace_video_token(
+        {"video_grid_thw": grid, "video_metadata": [metadata]}, 0
+    )
     expanded = with_words(expanded, "<|vision_end|>", prompt.words, "{}\n")
     text = upstream.render(prompt.question, video="<|video_pad|>", token="<|video_pad|>")
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[expanded])
@@ -231,37 +305,54 @@ def llava_onevision_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tens
     before, after = upstream.chat(in_front(prompt))
     side = -(-(config.vision_config.image_size // config.vision_config.patch_size) // 2)
     frames = torch.cat([llava_frames(upstream.folder, images) for images in prompt.video])
-    parts, ids = parted(prompt), before
+    parts = parted(prompt)
+    ids = before
     for part, (steps, said) in enumerate(parts, 1):
         between = part < len(parts)
-        text = upstream.tokenizer.encode(f"\n{said}\n", add_special_tokens=False) if between else after
+        text = (
+            upstream.tokenizer.encode(f"\n{said}\n", add_special_tokens=False) if between else after
+        )
         ids = [*ids, *[config.video_token_id] * (steps * side * side + 1), *text]
-    return {"input_ids": torch.tensor([ids]), "pixel_values_videos": frames.unflatten(0, (len(parts), -1))}
+    return {
+        "input_ids": torch.tensor([ids]),
+        "pixel_values_videos": frames.unflatten(0, (len(parts), -1)),
+    }
 
 
 def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
-    """Return frames `[F, 3, height, width]`: the first tile of the PIL processor shows the whole image."""
+    """Return frames `[F, 3, height, width]`: the first tile of the PIL processor shows the whole
+    image.
+    """
     raw = json.loads((folder / "processor_config.json").read_text()).get("video_processor")
     # Older folders have a file of still images only.
     raw = raw or json.loads((folder / "preprocessor_config.json").read_text())
-    settings = {name: raw[name] for name in ("size", "resample", "rescale_factor", "image_mean", "image_std")}
+    settings = {
+        name: raw[name]
+        for name in ("size", "resample", "rescale_factor", "image_mean", "image_std")
+    }
     processor = LlavaOnevisionImageProcessorPil(**settings)
-    return torch.stack([processor(images=[image], **AS_FRAMES)["pixel_values"][0, 0] for image in images])
+    return torch.stack(
+        [processor(images=[image], **AS_FRAMES)["pixel_values"][0, 0] for image in images]
+    )
 
 
 def gemma4_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor with the settings for video."""
-    config, tokenizer = upstream.model.config, upstream.tokenizer
+    config = upstream.model.config
+    tokenizer = upstream.tokenizer
     raw = json.loads((upstream.folder / "processor_config.json").read_text())["video_processor"]
     found = Gemma4ImageProcessorPil(**raw)(images=prompt.frames, **AS_FRAMES)
     processor = object.__new__(Gemma4Processor)
     processor.video_token = "<|video|>"
     processor.boi_token, processor.eoi_token = (
-        tokenizer.convert_ids_to_tokens(token) for token in (config.boi_token_id, config.eoi_token_id)
+        tokenizer.convert_ids_to_tokens(token)
+        for token in (config.boi_token_id, config.eoi_token_id)
     )
     metadata = SimpleNamespace(fps=1 / prompt.step_seconds, timestamps=prompt.times_s)
     counts = found["num_soft_tokens_per_image"].tolist()
-    expanded = processor.replace_video_token({"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0)
+    expanded = processor.replace_video_token(
+        {"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0
+    )
     expanded = with_words(expanded, processor.eoi_token, prompt.words, "\n{}\n")
     ids = upstream.encode(upstream.render(prompt.question, video=expanded, token="<|video|>"))
     return {
@@ -282,11 +373,15 @@ def smolvlm_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     Without frames, `CUT` stands in their place.
     """
     processor = object.__new__(SmolVLMProcessor)
-    processor.image_token, processor.fake_image_token = "<image>", "<fake_token_around_image>"
-    processor.global_image_token, processor.image_seq_len = "<global-img>", upstream.model.model.image_seq_len
+    processor.image_token = "<image>"
+    processor.fake_image_token = "<fake_token_around_image>"
+    processor.global_image_token = "<global-img>"
+    processor.image_seq_len = upstream.model.model.image_seq_len
     metadata = SimpleNamespace(fps=1 / prompt.step_seconds, timestamps=prompt.times_s, duration=0)
     found = {"pixel_values": torch.zeros(1, len(prompt.video)), "video_metadata": [metadata]}
-    intro = "You are provided the following series of frames from a video.\n" + ("" if prompt.video else CUT)
+    intro = "You are provided the following series of frames from a video.\n" + (
+        "" if prompt.video else CUT
+    )
     with patch.multiple(processing_smolvlm, DEFAULT_VIDEO_INTRO=intro, num2words=str):
         expanded = processor.replace_video_token(found, 0)
     expanded = with_words(expanded, processor.fake_image_token, prompt.words, "\n{}", 2)
@@ -306,9 +401,13 @@ def smolvlm_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
 def internvl_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     """The whole prompt as the processor writes it; without frames, `CUT` stands in their place."""
     processor = object.__new__(InternVLProcessor)
-    processor.start_image_token, processor.end_image_token, processor.image_token = "<img>", "</img>", "<IMG_CONTEXT>"
+    processor.start_image_token = "<img>"
+    processor.end_image_token = "</img>"
+    processor.image_token = "<IMG_CONTEXT>"
     processor.image_seq_length = upstream.model.config.image_seq_length
-    lines = processor.replace_video_token({"pixel_values_videos": [torch.zeros(len(prompt.video))]}, 0)
+    lines = processor.replace_video_token(
+        {"pixel_values_videos": [torch.zeros(len(prompt.video))]}, 0
+    )
     lines = with_words(lines, "</img>", prompt.words, "\n{}")
     return upstream.render(prompt.question, *said, video=lines or CUT)
 

@@ -1,11 +1,14 @@
-"""One visit to a GPU: the tests that need one, every family and memory beside the CPU, and times at 7B.
+"""One visit to a GPU: the tests that need one, every family and memory beside the CPU, and times at
+7B.
 
-    python -m tests.benchmarks.gpu                    # eight minutes on an H100; rows go to results/gpu-h100.jsonl
-    python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a tiny model on a CPU
+    python -m tests.benchmarks.gpu                    # eight minutes on an H100; rows go to
+    results/gpu-h100.jsonl python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a
+    tiny model on a CPU
 
-Each part is a process with a limit of its own and appends its rows as it goes: one that hangs or fails stops no other.
-The first ones check what is right and run beside each other, the others measure and run alone. The 7B model has the
-shape of Qwen2.5-VL-7B, weights drawn at random on the device, and a tokenizer of a few words.
+Each part is a process with a limit of its own and appends its rows as it goes: one that hangs or
+fails stops no other. The first ones check what is right and run beside each other, the others
+measure and run alone. The 7B model has the shape of Qwen2.5-VL-7B, weights drawn at random on the
+device, and a tokenizer of a few words.
 """
 
 import argparse
@@ -51,18 +54,41 @@ ROOT = Path(__file__).parents[2]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 MODEL = "Qwen2.5-VL-7B-Instruct"
-SMALL = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-SMALL |= {"num_key_value_heads": 2, "vocab_size": 64, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
-SMALL_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 64}
-SIDE, TOKENS = 392, 196  # Pixels of a side of a frame, and tokens of a step of two frames.
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+SMALL |= {
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
+}
+SMALL_VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 64,
+}
+# Pixels of a side of a frame, and tokens of a step of two frames.
+SIDE = 392
+TOKENS = 196
 
 
 class Visit:
-    """What all parts share: where rows go, where the model and the clip are, and whether all of it is tiny."""
+    """What all parts share: where rows go, where the model and the clip are, and whether all of it
+    is tiny.
+    """
 
     def __init__(self, part: str, rows: Path, work: Path, tiny: bool) -> None:
-        self.part, self.rows, self.work, self.tiny = part, rows, work, tiny
-        self.model, self.clip = work / "model", work / "clip.mp4"
+        self.part = part
+        self.rows = rows
+        self.work = work
+        self.tiny = tiny
+        self.model = work / "model"
+        self.clip = work / "clip.mp4"
 
     def say(self, **row: Any) -> None:
         line = json.dumps({"part": self.part} | row)
@@ -76,7 +102,11 @@ class Visit:
         try:
             yield
         except Exception as error:
-            self.say(**what, error=f"{type(error).__name__}: {str(error)[:300]}", where=traceback.format_exc()[-900:])
+            self.say(
+                **what,
+                error=f"{type(error).__name__}: {str(error)[:300]}",
+                where=traceback.format_exc()[-900:],
+            )
 
 
 def sync() -> None:
@@ -92,7 +122,9 @@ def timed(call: Callable[[int], object], rounds: int) -> tuple[float, float]:
         call(i)
     host = time.perf_counter()
     sync()
-    return round(1e3 * (time.perf_counter() - start) / rounds, 3), round(1e3 * (host - start) / rounds, 3)
+    return round(1e3 * (time.perf_counter() - start) / rounds, 3), round(
+        1e3 * (host - start) / rounds, 3
+    )
 
 
 def _lap(laps: list[float]) -> None:
@@ -107,7 +139,18 @@ def peak() -> float:
 
 def run_tests(visit: Visit, _: int) -> None:
     """Run the tests that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_gpu.py", "-n", "0", "-q", "--tb=short"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "tests/test_gpu.py",
+        "-n",
+        "0",
+        "-q",
+        "--tb=short",
+    ]
     done = subprocess.run([*command, "-W", "default"], cwd=ROOT, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     (visit.rows.parent / "pytest-gpu.txt").write_text(done.stdout[-30000:] + done.stderr[-3000:])
@@ -116,34 +159,52 @@ def run_tests(visit: Visit, _: int) -> None:
 
 
 def compare_families(visit: Visit, share: int) -> None:
-    """Watch and ask with every family and memory, in float32 on the CPU and on the device, and in bfloat16."""
+    """Watch and ask with every family and memory, in float32 on the CPU and on the device, and in
+    bfloat16.
+    """
     from tests.test_fake_cuda import SLIDING, small
 
     # cuDNN rounds what goes into a convolution to TF32 by default.
     torch.backends.cudnn.conv.fp32_precision = "ieee"
-    families, kinds = list(BUILDERS)[share::4], ["durable", "sliding-window"] if visit.tiny else list(MEMORIES)
+    families = list(BUILDERS)[share::4]
+    kinds = ["durable", "sliding-window"] if visit.tiny else list(MEMORIES)
     rows: list[dict[str, Any]] = []
     for family in families[:1] if visit.tiny else families:
         folder = visit.work / family
         folder.mkdir()
         path = str(BUILDERS[family](folder))
-        places = {"cpu": ("cpu", "float32"), "device": (DEVICE, "float32"), "half": (DEVICE, "bfloat16")}
-        models = {name: load_backbone(path, device=on, dtype=dtype) for name, (on, dtype) in places.items()}
-        for kind, positions in product(kinds, ("stream",) if family in SLIDING else ("stream", "compact")):
+        places = {
+            "cpu": ("cpu", "float32"),
+            "device": (DEVICE, "float32"),
+            "half": (DEVICE, "bfloat16"),
+        }
+        models = {
+            name: load_backbone(path, device=on, dtype=dtype)
+            for name, (on, dtype) in places.items()
+        }
+        for kind, positions in product(
+            kinds, ("stream",) if family in SLIDING else ("stream", "compact")
+        ):
             with visit.trying(family=family, memory=kind, positions=positions):
                 rows.append(_compared(models, small(kind, positions=positions)))
                 visit.say(family=family, memory=kind, positions=positions, **rows[-1])
     far = [row for row in rows if row["first"] > 1e-3]
-    visit.say(compared=len(rows), far=len(far), other_answers=sum(not row["same_answer"] for row in rows))
+    visit.say(
+        compared=len(rows), far=len(far), other_answers=sum(not row["same_answer"] for row in rows)
+    )
 
 
 def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Return how far logits and states are apart: behind the first step, and behind the sixth, after evictions."""
+    """Return how far logits and states are apart: behind the first step, and behind the sixth,
+    after evictions.
+    """
     # Its import changes threads and garbage collection.
     from tests.conftest import random_frames
     from tests.test_fake_cuda import QUESTION
 
-    logits, states, answers = {}, {}, {}
+    logits = {}
+    states = {}
+    answers = {}
     for name, backbone in models.items():
         session = Session.start(backbone, config, attachments=[Transcript()])
         logits[name] = []
@@ -154,28 +215,47 @@ def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
                 logits[name].append(session.prefill(QUESTION).float().cpu())
         answers[name] = session.ask(QUESTION, Decoding(2, temperature=0), evidence=True)
         states[name] = {key: held.cpu() for key, held in session.tensors().items()}
-    pairs = {key: (one.float(), states["device"][key].float()) for key, one in states["cpu"].items()}
-    first, last = (float((one - other).abs().max()) for one, other in zip(logits["cpu"], logits["device"], strict=True))
+    pairs = {
+        key: (one.float(), states["device"][key].float()) for key, one in states["cpu"].items()
+    }
+    first, last = (
+        float((one - other).abs().max())
+        for one, other in zip(logits["cpu"], logits["device"], strict=True)
+    )
     return {
         "first": first,
         "last": last,
         "largest": float(logits["cpu"][1].abs().max()),
-        "off": [key for key, (a, b) in pairs.items() if a.shape != b.shape or not torch.allclose(a, b, atol=1e-3)],
+        "off": [
+            key
+            for key, (a, b) in pairs.items()
+            if a.shape != b.shape or not torch.allclose(a, b, atol=1e-3)
+        ],
         "same_answer": answers["cpu"].text == answers["device"].text,
         "half_finite": all(bool(one.isfinite().all()) for one in logits["half"]),
     }
 
 
 def made_model(tiny: bool, **tokens: int) -> Any:
-    """Return transformers' model of the published numbers on the device, with weights that are drawn there."""
+    """Return transformers' model of the published numbers on the device, with weights that are
+    drawn there.
+    """
     import transformers
 
-    numbers = PUBLISHED[MODEL]["config.json"] | {"bos_token_id": None, "eos_token_id": None} | tokens
+    numbers = (
+        PUBLISHED[MODEL]["config.json"] | {"bos_token_id": None, "eos_token_id": None} | tokens
+    )
     if tiny:
-        numbers |= SMALL | {"vision_config": numbers["vision_config"] | SMALL_VISION | {"fullatt_block_indexes": [1]}}
+        numbers |= SMALL | {
+            "vision_config": numbers["vision_config"]
+            | SMALL_VISION
+            | {"fullatt_block_indexes": [1]}
+        }
     config = transformers.Qwen2_5_VLConfig.from_dict(numbers)
     with torch.device(DEVICE):
-        model = transformers.Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
+        model = transformers.Qwen2_5_VLForConditionalGeneration._from_config(
+            config, dtype=torch.bfloat16
+        )
     return model.eval().requires_grad_(False)
 
 
@@ -185,8 +265,15 @@ def prepare(visit: Visit, _: int) -> None:
     visit.model.mkdir()
     tokens = qwen_tokens(write_tokenizer(visit.model, QWEN_SPECIAL, QWEN_TEMPLATE))
     side = 56 if visit.tiny else SIDE
-    limits = {"min_pixels": side * side, "max_pixels": side * side, "patch_size": 14, "merge_size": 2}
-    (visit.model / "preprocessor_config.json").write_text(json.dumps(limits | {"temporal_patch_size": 2}))
+    limits = {
+        "min_pixels": side * side,
+        "max_pixels": side * side,
+        "patch_size": 14,
+        "merge_size": 2,
+    }
+    (visit.model / "preprocessor_config.json").write_text(
+        json.dumps(limits | {"temporal_patch_size": 2})
+    )
     made_model(visit.tiny, **tokens).save_pretrained(visit.model)
     written = time.perf_counter()
     write_clip(visit.clip, 6 if visit.tiny else 60, 10 if visit.tiny else 80)
@@ -194,7 +281,9 @@ def prepare(visit: Visit, _: int) -> None:
 
 
 def write_clip(path: Path, seconds: int, cell: int) -> None:
-    """Write a picture of 16 by 9 cells of this many pixels that moves, another one every three seconds."""
+    """Write a picture of 16 by 9 cells of this many pixels that moves, another one every three
+    seconds.
+    """
     cells = np.random.default_rng(1).integers(0, 256, (seconds // 3, 9, 16, 3), np.uint8)
     still = (cells[i // 90].repeat(cell, 0).repeat(cell, 1) for i in range(seconds * 30))
     pictures = (np.roll(picture, (i * 3, i * 5), (0, 1)) for i, picture in enumerate(still))
@@ -207,14 +296,22 @@ def measure_steps(visit: Visit, _: int) -> None:
     backbone = load_backbone(str(visit.model), device=DEVICE, dtype="bfloat16")
     sync()
     visit.say(loaded_s=round(time.perf_counter() - start, 1), weights_gib=peak(), **machine(DEVICE))
-    side, noise = 56 if visit.tiny else SIDE, np.random.default_rng(0)
-    pictures = [noise.integers(0, 256, (2, side, side, 3), np.uint8) for _ in range(2 if visit.tiny else 24)]
+    side = 56 if visit.tiny else SIDE
+    noise = np.random.default_rng(0)
+    pictures = [
+        noise.integers(0, 256, (2, side, side, 3), np.uint8) for _ in range(2 if visit.tiny else 24)
+    ]
     prepared = [backbone.prepare(one) for one in pictures]
     with torch.inference_mode():
         steps = [backbone.embed_steps([one], [0.0])[0] for one in prepared]
     with visit.trying(tower="in parts"):
         _measure_tower(visit, backbone, prepared)
-    cases = [("durable", 6000, True), ("sliding-window", 6000, True), ("durable", 1000, True), ("durable", 24000, True)]
+    cases = [
+        ("durable", 6000, True),
+        ("sliding-window", 6000, True),
+        ("durable", 1000, True),
+        ("durable", 24000, True),
+    ]
     cases += [("durable", 6000, False), ("infinipot-v", 6000, True)]
     for kind, budget, by_graphs in [("durable", 24, True)] if visit.tiny else cases:
         with visit.trying(memory=kind, budget=budget, by_graphs=by_graphs):
@@ -225,8 +322,11 @@ def measure_steps(visit: Visit, _: int) -> None:
 
 
 def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
-    """Time the vision tower with one call for all windows, and with one for each, and compare what it sees."""
-    seen, row = [], dict[str, float]()
+    """Time the vision tower with one call for all windows, and with one for each, and compare what
+    it sees.
+    """
+    seen = []
+    row = dict[str, float]()
     in_parts = qwen_vl.supports_varlen
     for name in ("in parts", "one by one"):
         qwen_vl.supports_varlen = in_parts if name == "in parts" else lambda *_: False
@@ -237,13 +337,18 @@ def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
             seen.append(backbone.embed_steps([prepared[0]], [0.0])[0].embeddings.float())
     qwen_vl.supports_varlen = in_parts
     backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
-    far, most = float((seen[0] - seen[1]).abs().max()), float(seen[1].abs().max())
+    far = float((seen[0] - seen[1]).abs().max())
+    most = float(seen[1].abs().max())
     visit.say(tower_ms=row, farthest=far, largest=most)
 
 
-def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[Any], count: int, chunk: int) -> None:
+def _measure_streams(
+    visit: Visit, backbone: Any, budget: int, prepared: list[Any], count: int, chunk: int
+) -> None:
     """Time a step of some sessions of one model in turn, or of chunks of steps."""
-    sessions = [Session.start(backbone, MemoryConfig.of("durable", budget=budget)) for _ in range(count)]
+    sessions = [
+        Session.start(backbone, MemoryConfig.of("durable", budget=budget)) for _ in range(count)
+    ]
     some = [prepared[i % len(prepared)] for i in range(chunk)]
 
     def watch(i: int) -> None:
@@ -252,16 +357,25 @@ def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[An
         session.watch_prepared(some, [(clock.steps + n) * clock.step_seconds for n in range(chunk)])
 
     timed(watch, 12 * count)
-    visit.say(streams=count, chunk=chunk, step_ms=round(timed(watch, 20)[0] / chunk, 2), peak_gib=peak())
+    visit.say(
+        streams=count, chunk=chunk, step_ms=round(timed(watch, 20)[0] / chunk, 2), peak_gib=peak()
+    )
 
 
 def _measure_memory(
-    visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any], by_graphs: bool
+    visit: Visit,
+    backbone: Any,
+    kind: str,
+    budget: int,
+    prepared: list[Any],
+    steps: list[Any],
+    by_graphs: bool,
 ) -> None:
     # Those of the tower stay from case to case.
     backbone.graphs.why_not = "" if CUDA and by_graphs else "left out"
     graphs._can_capture = lambda _: CUDA and by_graphs
-    session, rounds = Session.start(backbone, MemoryConfig.of(kind, budget=budget)), 2 if visit.tiny else 20
+    session = Session.start(backbone, MemoryConfig.of(kind, budget=budget))
+    rounds = 2 if visit.tiny else 20
     row: dict[str, Any] = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
     session.timings = Timings()
 
@@ -283,18 +397,26 @@ def _measure_memory(
     # Parts wait for each other here, so together they may be more than the whole.
     laps: dict[str, list[float]] = {}
     for i in range(rounds):
-        session.timings.seconds, session.timings.synchronise = {}, sync
+        session.timings.seconds = {}
+        session.timings.synchronise = sync
         watch(i)
         for part, seconds in session.timings.seconds.items():
             laps.setdefault(part, []).append(1e3 * seconds)
     session.timings.synchronise = None
     row |= {f"{part}_ms": round(statistics.median(each), 3) for part, each in laps.items()}
     row["memory_worst_ms"] = round(max(laps["memory"]), 3)
-    answers = [session.ask("what is the first star ?", Decoding(9, temperature=0)) for _ in range(2 + rounds // 4)]
+    answers = [
+        session.ask("what is the first star ?", Decoding(9, temperature=0))
+        for _ in range(2 + rounds // 4)
+    ]
     row["first_answer_ttft_ms"] = round(answers[0].ttft_ms, 2)
     row["ttft_ms"] = round(statistics.median(one.ttft_ms for one in answers[1:]), 2)
     each = [(one.total_ms - one.ttft_ms) / max(1, one.tokens - 1) for one in answers[1:]]
-    row |= {"token_ms": round(statistics.median(each), 2), "visible": answers[0].context_tokens, "peak_gib": peak()}
+    row |= {
+        "token_ms": round(statistics.median(each), 2),
+        "visible": answers[0].context_tokens,
+        "peak_gib": peak(),
+    }
     row["held_mb"] = {part: round(size / 1e6, 1) for part, size in session.memory.nbytes().items()}
     row["graphs"] = session.timings.graphs
     if CUDA and (kind, budget, by_graphs) == ("durable", 6000, True):
@@ -303,7 +425,9 @@ def _measure_memory(
             "update": lambda: update(session),
             "vision": lambda: backbone.embed_steps([prepared[0]], [0.0]),
         }
-        calls["question and a token"] = lambda: session.ask("what is the first star ?", Decoding(2, temperature=0))
+        calls["question and a token"] = lambda: session.ask(
+            "what is the first star ?", Decoding(2, temperature=0)
+        )
         for what, call in calls.items():
             with visit.trying(profile=what), torch.inference_mode():
                 visit.say(profile=what, **_profiled(call))
@@ -313,24 +437,35 @@ def _measure_memory(
     _lap(moments)
     back = load(path, backbone)
     _lap(moments)
-    row |= {"state_mb": round(path.stat().st_size / 1e6, 1), "save_s": round(moments[1] - moments[0], 3)}
+    row |= {
+        "state_mb": round(path.stat().st_size / 1e6, 1),
+        "save_s": round(moments[1] - moments[0], 3),
+    }
     row |= {"load_s": round(moments[2] - moments[1], 3)}
-    row["same_logits"] = torch.equal(back.prefill("what is red ?"), session.prefill("what is red ?"))
+    row["same_logits"] = torch.equal(
+        back.prefill("what is red ?"), session.prefill("what is red ?")
+    )
     visit.say(**row)
 
 
 def update(session: Session) -> None:
     """Let a memory take keys and values of noise."""
     size = session.memory._near.keys.shape
-    keys = torch.randn(*size[:2], TOKENS, size[3], device=DEVICE, dtype=session.memory._near.keys.dtype)
-    places = torch.zeros(TOKENS, session.memory._near.positions.shape[1], dtype=torch.int64, device=DEVICE)
+    keys = torch.randn(
+        *size[:2], TOKENS, size[3], device=DEVICE, dtype=session.memory._near.keys.dtype
+    )
+    places = torch.zeros(
+        TOKENS, session.memory._near.positions.shape[1], dtype=torch.int64, device=DEVICE
+    )
     index = session.memory._near.last_step + 1
     session.memory.append(StepKV(keys, keys, places, torch.rand(TOKENS, 2, device=DEVICE), index))
     session.clock = replace(session.clock, steps=index + 1)
 
 
 def _profiled(call: Callable[[], object], rounds: int = 3) -> dict[str, Any]:
-    """Return kernels and milliseconds that the device is busy, a call, and the kernels that take most."""
+    """Return kernels and milliseconds that the device is busy, a call, and the kernels that take
+    most.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     call()
@@ -339,37 +474,59 @@ def _profiled(call: Callable[[], object], rounds: int = 3) -> dict[str, Any]:
         for _ in range(rounds):
             call()
         sync()
-    kernels = [one for one in profiler.key_averages() if one.device_type.name == "CUDA" and one.self_device_time_total]
+    kernels = [
+        one
+        for one in profiler.key_averages()
+        if one.device_type.name == "CUDA" and one.self_device_time_total
+    ]
     kernels.sort(key=lambda one: -one.self_device_time_total)
-    most = [(one.key[:60], one.count // rounds, round(one.self_device_time_total / rounds / 1e3, 3)) for one in kernels]
+    most = [
+        (one.key[:60], one.count // rounds, round(one.self_device_time_total / rounds / 1e3, 3))
+        for one in kernels
+    ]
     busy = sum(one.self_device_time_total for one in kernels) / rounds / 1e3
-    return {"kernels": sum(one.count for one in kernels) // rounds, "busy_ms": round(busy, 3), "most": most[:10]}
+    return {
+        "kernels": sum(one.count for one in kernels) // rounds,
+        "busy_ms": round(busy, 3),
+        "most": most[:10],
+    }
 
 
 def measure_kernels(visit: Visit, _: int) -> None:
     """Time ways to attend to slots with a bias in one layer, and their error beside float64."""
-    sizes = [(3, 60), (1, 60)] if visit.tiny else [(196, 6000), (196, 24000), (20, 6000), (1, 6000), (1568, 6000)]
+    sizes = (
+        [(3, 60), (1, 60)]
+        if visit.tiny
+        else [(196, 6000), (196, 24000), (20, 6000), (1, 6000), (1568, 6000)]
+    )
     for T, N in sizes:
         visit.say(T=T, N=N, **_kernels(T, N, 2 if visit.tiny else 30))
 
 
 def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
-    g, H, D = torch.Generator(DEVICE).manual_seed(0), 4, 128
-    M, scale = 7 * T, D**-0.5
+    g = torch.Generator(DEVICE).manual_seed(0)
+    H = 4
+    D = 128
+    M = 7 * T
+    scale = D**-0.5
     q, k, v = (torch.randn(H, n, D, generator=g, device=DEVICE).bfloat16() for n in (M, N, N))
     bias = torch.randint(1, 1_000_000, (H, N), generator=g, device=DEVICE).float().log()
     bias[:, ::7] = -1e30
     logits = q.double() @ k.double().transpose(1, 2) * scale + bias[:, None]
-    exact, exact_lse = logits.softmax(-1) @ v.double(), logits.logsumexp(-1)
+    exact = logits.softmax(-1) @ v.double()
+    exact_lse = logits.logsumexp(-1)
     del logits
 
     def widened() -> tuple[torch.Tensor, torch.Tensor]:
         return kernels.append_bias_columns(k, v, kernels.make_bias_columns(bias, scale, k.dtype))
 
-    ready, wide = widened(), torch.nn.functional.pad(q, (0, kernels.BIAS_COLUMNS), value=1.0)
+    ready = widened()
+    wide = torch.nn.functional.pad(q, (0, kernels.BIAS_COLUMNS), value=1.0)
     ways: dict[str, Callable[[], Any]] = {
         "columns": lambda: kernels.compute_biased_attention(q, *ready, bias, scale),
-        "columns made at reading": lambda: kernels.compute_biased_attention(q, *widened(), bias, scale),
+        "columns made at reading": lambda: kernels.compute_biased_attention(
+            q, *widened(), bias, scale
+        ),
         "products": lambda: kernels._by_products(q, k, v, bias[:, None], scale),
         "efficient, bfloat16 mask": lambda: kernels._efficient(q, k, v, bias[:, None], scale),
         "efficient, columns": lambda: kernels._efficient(wide, *ready, None, scale),
@@ -389,12 +546,22 @@ def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
 
 
 def measure_transformers(visit: Visit, _: int) -> None:
-    """Time what a person would do without this package: transformers' forward over the whole video, one question."""
-    model = made_model(visit.tiny, image_token_id=5, video_token_id=6, vision_start_token_id=3, vision_end_token_id=4)
+    """Time what a person would do without this package: transformers' forward over the whole video,
+    one question.
+    """
+    model = made_model(
+        visit.tiny,
+        image_token_id=5,
+        video_token_id=6,
+        vision_start_token_id=3,
+        vision_end_token_id=4,
+    )
     grid, tokens = (4, 4) if visit.tiny else (28, TOKENS)
     for seconds in (2,) if visit.tiny else (30, 120, 300, 600):
         with visit.trying(seconds=seconds):
-            ids = torch.tensor([[1, 2, 3] + [6] * (seconds * tokens) + [4] + list(range(10, 30))], device=DEVICE)
+            ids = torch.tensor(
+                [[1, 2, 3] + [6] * (seconds * tokens) + [4] + list(range(10, 30))], device=DEVICE
+            )
             pixels = torch.randn(seconds * grid * grid, 1176, device=DEVICE, dtype=torch.bfloat16)
             given = {
                 "input_ids": ids,
@@ -412,12 +579,19 @@ def measure_transformers(visit: Visit, _: int) -> None:
                 took = time.perf_counter() - start
                 if took > 5:
                     break
-            row = {"seconds": seconds, "tokens": seconds * tokens, "first_token_s": round(took, 3), "peak_gib": peak()}
+            row = {
+                "seconds": seconds,
+                "tokens": seconds * tokens,
+                "first_token_s": round(took, 3),
+                "peak_gib": peak(),
+            }
             if seconds <= 30:
                 laps = [time.perf_counter()]
                 for count in (1, 17):
                     with torch.inference_mode():
-                        model.generate(**given, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+                        model.generate(
+                            **given, max_new_tokens=count, min_new_tokens=count, do_sample=False
+                        )
                     _lap(laps)
                 row["token_ms"] = round(1e3 * (laps[2] - 2 * laps[1] + laps[0]) / 16, 2)
             visit.say(**row)
@@ -431,20 +605,45 @@ def measure_command_line(visit: Visit, _: int) -> None:
     def protokv(what: str, *arguments: str) -> None:
         start = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "protokv", *arguments], capture_output=True, text=True, cwd=visit.work
+            [sys.executable, "-m", "protokv", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=visit.work,
         )
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         wall = round(time.perf_counter() - start, 2)
         spent = [row["timings"] for row in rows if "timings" in row]
-        asked = [{name: row.get(name) for name in ("ttft_ms", "total_ms")} for row in rows if "ttft_ms" in row]
-        visit.say(what=what, rc=done.returncode, wall_s=wall, timings=spent, answers=asked, err=done.stderr[-300:])
+        asked = [
+            {name: row.get(name) for name in ("ttft_ms", "total_ms")}
+            for row in rows
+            if "ttft_ms" in row
+        ]
+        visit.say(
+            what=what,
+            rc=done.returncode,
+            wall_s=wall,
+            timings=spent,
+            answers=asked,
+            err=done.stderr[-300:],
+        )
 
     ingest = ("ingest", str(visit.clip), *watching)
     protokv("ingest", *ingest, "-o", "a.safetensors", "--timings")
     ask = ("query", "a.safetensors", *common, "--max-new-tokens", "8", "--timings")
     protokv("query in a new process", *ask, "what is the first star ?", "what is red ?")
-    killed = [sys.executable, "-m", "protokv", *ingest, "-o", "b.safetensors", "--every", "2s" if visit.tiny else "10s"]
-    with subprocess.Popen(killed, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=visit.work) as run:
+    killed = [
+        sys.executable,
+        "-m",
+        "protokv",
+        *ingest,
+        "-o",
+        "b.safetensors",
+        "--every",
+        "2s" if visit.tiny else "10s",
+    ]
+    with subprocess.Popen(
+        killed, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=visit.work
+    ) as run:
         assert run.stdout is not None
         commits = 0
         for line in run.stdout:
@@ -452,13 +651,22 @@ def measure_command_line(visit: Visit, _: int) -> None:
             if commits == 2:
                 run.send_signal(signal.SIGKILL)
                 break
-    protokv("go on after a kill", *ingest, "-o", "b.safetensors", "--every", "2s" if visit.tiny else "10s")
+    protokv(
+        "go on after a kill",
+        *ingest,
+        "-o",
+        "b.safetensors",
+        "--every",
+        "2s" if visit.tiny else "10s",
+    )
     states = [(visit.work / f"{name}.safetensors").read_bytes() for name in "ab"]
     visit.say(what="states", same_bytes=states[0] == states[1], mb=round(len(states[0]) / 1e6, 1))
 
 
 def measure_loading(visit: Visit, _: int) -> None:
-    """Time new processes until the weights are on the device; first with their file not in memory."""
+    """Time new processes until the weights are on the device; first with their file not in
+    memory.
+    """
     if not visit.model.exists():
         prepare(visit, 0)
     for file in visit.model.glob("*.safetensors"):
@@ -508,10 +716,14 @@ def run_part(part: str, share: int, *, tiny: bool, rows: Path, work: Path, end: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the rows")
     parser.add_argument("--only", choices=tuple(PARTS), nargs="+", default=tuple(PARTS))
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, as a test of this program")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model, as a test of this program"
+    )
     for name, kind in {"--part": str, "--share": int, "--rows": Path, "--work": Path}.items():
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -520,13 +732,17 @@ def main() -> None:
         return
     given.out.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name().split()[1].lower() if CUDA else "cpu"
-    rows, end = given.out.resolve() / f"gpu-{name}.jsonl", time.monotonic() + WHOLE_VISIT_S
+    rows = given.out.resolve() / f"gpu-{name}.jsonl"
+    end = time.monotonic() + WHOLE_VISIT_S
     rows.unlink(missing_ok=True)
     work = Path(tempfile.mkdtemp())
     try:
         run = partial(run_part, tiny=given.tiny, rows=rows, work=work, end=end)
         first = [
-            (part, share) for part in TOGETHER if part in given.only for share in range(4 if part == "parity" else 1)
+            (part, share)
+            for part in TOGETHER
+            if part in given.only
+            for share in range(4 if part == "parity" else 1)
         ]
         with ThreadPoolExecutor(len(first) or 1) as pool:
             list(pool.map(lambda one: run(*one), first))

@@ -1,4 +1,6 @@
-"""Time a new process until a model's weights are on a device: `python -m tests.benchmarks.loading MODEL DEVICE WAY`."""
+"""Time a new process until a model's weights are on a device: `python -m tests.benchmarks.loading
+MODEL DEVICE WAY`.
+"""
 
 import json
 import sys
@@ -6,7 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-# As `load_backbone` does; by threads that each move some; by transformers, which has threads of its own (accelerate).
+# As `load_backbone` does; by threads that each move some; by transformers, which has threads of its
+# own (accelerate).
 WAYS = ("one by one", "four threads", "device map")
 
 
@@ -24,11 +27,16 @@ def measure(folder: str, device: str, way: str) -> dict[str, float]:
 
     kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(AutoConfig.from_pretrained(folder))]
     moments["transformers_s"] = time.perf_counter()
-    first, placed = "cpu" if way == WAYS[1] else device, device if way == WAYS[2] else None
-    model = loading.load_model(kind, folder, loading.Placement(torch.bfloat16, torch.device(first), placed))
+    first = "cpu" if way == WAYS[1] else device
+    placed = device if way == WAYS[2] else None
+    model = loading.load_model(
+        kind, folder, loading.Placement(torch.bfloat16, torch.device(first), placed)
+    )
     weights = [*model.parameters(), *model.buffers()]
     with ThreadPoolExecutor(4) as pool:
-        for one, moved in zip(weights, pool.map(lambda one: one.data.to(device), weights), strict=True):
+        for one, moved in zip(
+            weights, pool.map(lambda one: one.data.to(device), weights), strict=True
+        ):
             one.data = moved
     if device == "cuda":
         torch.cuda.synchronize()

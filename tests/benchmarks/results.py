@@ -28,7 +28,10 @@ def cpu_seconds(process: int | str) -> float:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows as Markdown in columns that line up."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [columns, *(["" if row.get(name) is None else str(row[name]) for name in columns] for row in rows)]
+    cells = [
+        columns,
+        *(["" if row.get(name) is None else str(row[name]) for name in columns] for row in rows),
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     cells.insert(1, ["-" * width for width in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
@@ -51,7 +54,9 @@ def machine(device: str) -> dict[str, Any]:
     """Return what the figures depend on, without a name of the machine."""
     cpuinfo = Path("/proc/cpuinfo")
     models = (
-        [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
+        [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        if cpuinfo.exists()
+        else []
     )
     return {
         "cpu": models[0].split(":", 1)[1].strip() if models else platform.machine(),

@@ -14,7 +14,16 @@ from tests.realsize.cost import cost
 
 
 def visit(folder: Path, *parts: str) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--tiny", "--out", str(folder), "--only", *parts]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.gpu",
+        "--tiny",
+        "--out",
+        str(folder),
+        "--only",
+        *parts,
+    ]
     subprocess.run(command, check=True, cwd=gpu.ROOT, capture_output=True)
     (rows,) = folder.glob("gpu-*.jsonl")
     return [json.loads(line) for line in rows.read_text().splitlines()]
@@ -22,7 +31,11 @@ def visit(folder: Path, *parts: str) -> list[dict[str, object]]:
 
 def test_a_visit_measures_steps_and_kernels_and_each_part_ends_well(tmp_path: Path) -> None:
     rows = visit(tmp_path, "prepare", "steps", "kernels")
-    assert {row["part"]: row["done"] for row in rows if "done" in row} == {"prepare": 0, "steps": 0, "kernels": 0}
+    assert {row["part"]: row["done"] for row in rows if "done" in row} == {
+        "prepare": 0,
+        "steps": 0,
+        "kernels": 0,
+    }
     (measured,) = (row for row in rows if "memory" in row)
     assert measured["same_logits"]
     parts = ("watch", "take", "vision tower", "forward", "memory", "ttft", "token")
@@ -39,14 +52,25 @@ def test_a_visit_runs_every_part_and_goes_on_to_the_same_bytes(tmp_path: Path) -
     assert not any("error" in row for row in rows)
 
 
-def test_a_part_that_hangs_is_ended_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_hangs_is_ended_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(gpu.PARTS, "kernels", (gpu.measure_kernels, 0))
-    gpu.run_part("kernels", 0, tiny=True, rows=tmp_path / "rows", work=tmp_path, end=gpu.time.monotonic() + 60)
+    gpu.run_part(
+        "kernels",
+        0,
+        tiny=True,
+        rows=tmp_path / "rows",
+        work=tmp_path,
+        end=gpu.time.monotonic() + 60,
+    )
     assert json.loads((tmp_path / "rows").read_text())["done"] == "ended after 0 s"
 
 
 def test_the_parts_of_a_step_at_real_size_are_told_once_the_budget_is_full(tmp_path: Path) -> None:
-    row = cost(load_backbone(str(write_smolvlm(tmp_path)), device="cpu"), "durable", budget=48, steps=1)
+    row = cost(
+        load_backbone(str(write_smolvlm(tmp_path)), device="cpu"), "durable", budget=48, steps=1
+    )
     assert set(row) >= {"decode", "preprocess", "vision", "forward", "memory"}
     assert row["step_tokens"] == 25
     assert 0 < row["beside_percent"] < 100

@@ -1,4 +1,6 @@
-"""A small video, a tiny model and two ways to call the program: in this process, and as one of its own."""
+"""A small video, a tiny model and two ways to call the program: in this process, and as one of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,16 @@ testing._get_command = cache(testing._get_command)  # type: ignore[attr-defined]
 
 def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8) -> Path:
     """Coloured noise blocks that change every second, so that every step is another one."""
-    blocks = [np.random.default_rng([seed, n]).integers(0, 256, (4, 6, 3), dtype=np.uint8) for n in range(seconds)]
-    return encode(path, (96, 64), (one.repeat(16, 0).repeat(16, 1) for one in blocks for _ in range(rate)), rate)
+    blocks = [
+        np.random.default_rng([seed, n]).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+        for n in range(seconds)
+    ]
+    return encode(
+        path,
+        (96, 64),
+        (one.repeat(16, 0).repeat(16, 1) for one in blocks for _ in range(rate)),
+        rate,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +47,12 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def watched(video: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The state of the video at a budget of 24, by further options of `ingest`; made once, and to be copied."""
+def watched(
+    video: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """The state of the video at a budget of 24, by further options of `ingest`; made once, and to
+    be copied.
+    """
 
     @cache
     def watch(*options: str) -> Path:
@@ -62,11 +76,16 @@ class Result:
 
 
 # The tests themselves may run under nohup, which makes children ignore SIGHUP.
-RUN = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from protokv_cli.main import run; run()"
+RUN = (
+    "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from protokv_cli.main import "
+    "run; run()"
+)
 
 
 class Program:
-    """`protokv` called in a folder of its own, with the tiny model, away from the user's settings."""
+    """`protokv` called in a folder of its own, with the tiny model, away from the user's
+    settings.
+    """
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
@@ -82,12 +101,18 @@ class Program:
     def __call__(self, *arguments: object, stdin: Any = "", **options: Any) -> Result:
         """Run it in this process."""
         options = {"env": self.environment, **options}
-        result = testing.CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, **options)
+        result = testing.CliRunner().invoke(
+            app, [str(a) for a in arguments], input=stdin, **options
+        )
         return Result(result.exit_code, result.stdout, result.stderr)
 
     @contextmanager
-    def start(self, *arguments: object, new_session: bool = False) -> Iterator[subprocess.Popen[str]]:
-        """Start it as a process, for signals. Its pipes hold one page, so it waits for a test that reads its lines."""
+    def start(
+        self, *arguments: object, new_session: bool = False
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Start it as a process, for signals. Its pipes hold one page, so it waits for a test that
+        reads its lines.
+        """
         process = subprocess.Popen(
             [sys.executable, "-c", RUN, *map(str, arguments)],
             cwd=self.folder,
@@ -112,8 +137,11 @@ def wait_for_commit(process: subprocess.Popen[str]) -> None:
 
 
 def read_to_the_end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return the rest of stdout and stderr once the process has ended; its stderr fits into a page."""
-    out, err = process.stdout.read(), process.stderr.read()
+    """Return the rest of stdout and stderr once the process has ended; its stderr fits into a
+    page.
+    """
+    out = process.stdout.read()
+    err = process.stderr.read()
     process.wait(timeout=120)
     return out, err
 

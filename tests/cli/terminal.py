@@ -1,4 +1,6 @@
-"""The program on a pseudo-terminal, in this process: what a user sees, and what goes where it was sent meanwhile."""
+"""The program on a pseudo-terminal, in this process: what a user sees, and what goes where it was
+sent meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ import typer
 
 from protokv_cli.main import app
 
-ROWS, COLUMNS = 24, 100
+ROWS = 24
+COLUMNS = 100
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The exit code of a command, and everything written to its terminal, control sequences included."""
+    """The exit code of a command, and everything written to its terminal, control sequences
+    included.
+    """
 
     code: int
     screen: str
@@ -75,7 +80,10 @@ def run_on_terminal(
 ) -> Seen:
     """Run the program with stdin, stderr and, unless it is sent to a file, stdout on a terminal."""
     variables = {**environment, "TERM": term}
-    with pseudo_terminal(typed) as (keyboard, screen, written), mock.patch.dict(os.environ, variables, clear=True):
+    with (
+        pseudo_terminal(typed) as (keyboard, screen, written),
+        mock.patch.dict(os.environ, variables, clear=True),
+    ):
         sent = stdout.open("w", encoding="utf-8") if stdout else screen
         with mock.patch.multiple(sys, stdin=keyboard, stdout=sent, stderr=screen):
             try:

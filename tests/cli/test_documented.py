@@ -1,7 +1,7 @@
 """Every command, option and example in the help, the README and the samples exists.
 
-Shell commands are taken from the fenced blocks and inline code of the documents and from the examples in the help. Each
-is parsed by the program's own parser; those of the README are run.
+Shell commands are taken from the fenced blocks and inline code of the documents and from the
+examples in the help. Each is parsed by the program's own parser; those of the README are run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ from tests.fleet.conftest import InlinePool
 
 ROOT = Path(__file__).parents[2]
 SHORT = ROOT / "samples" / "short"
-DOCUMENTS = sorted(path for place in ("*.md", "docs/**/*.md", "samples/**/*.md") for path in ROOT.glob(place))
+DOCUMENTS = sorted(
+    path for place in ("*.md", "docs/**/*.md", "samples/**/*.md") for path in ROOT.glob(place)
+)
 SCRIPTS = sorted((ROOT / "samples").rglob("*.sh"))
 GROUP = typer.main.get_command(app)
 SUBCOMMANDS = GROUP.commands  # type: ignore[attr-defined]
 
 
 def commands_in(text: str) -> Iterator[str]:
-    """Yield the calls of the program: the words between its name and the end of its part of a pipeline."""
+    """Yield the calls of the program: the words between its name and the end of its part of a
+    pipeline.
+    """
     text = text.replace("\\\n", " ")
-    for found in re.finditer(r"(?:^|[`$;&|] ?|-m )protokv ((?:\"[^\"]*\"|'[^']*'|[^`\n;&|#])*)", text, re.MULTILINE):
+    for found in re.finditer(
+        r"(?:^|[`$;&|] ?|-m )protokv ((?:\"[^\"]*\"|'[^']*'|[^`\n;&|#])*)", text, re.MULTILINE
+    ):
         yield found[1].strip()
 
 
@@ -41,8 +47,14 @@ def in_document(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
     # A usage, as the reference has it, is no command.
-    code = [block for language, block in blocks if language in ("", "sh", "text") and "[OPTIONS]" not in block]
-    inline = re.findall(r"`(protokv [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\n", " "))
+    code = [
+        block
+        for language, block in blocks
+        if language in ("", "sh", "text") and "[OPTIONS]" not in block
+    ]
+    inline = re.findall(
+        r"`(protokv [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\n", " ")
+    )
     return [command for part in (*code, *inline) for command in commands_in(part)]
 
 
@@ -54,7 +66,9 @@ def in_help(name: str) -> list[str]:
 EXAMPLES = {
     **{str(path.relative_to(ROOT)): in_document(path) for path in DOCUMENTS},
     **{
-        str(path.relative_to(ROOT)): list(commands_in(path.read_text(encoding="utf-8").replace("\n  ", "\n")))
+        str(path.relative_to(ROOT)): list(
+            commands_in(path.read_text(encoding="utf-8").replace("\n  ", "\n"))
+        )
         for path in SCRIPTS
     },
     **{f"help of {name or 'protokv'}": in_help(name) for name in ("", *COMMANDS)},
@@ -69,8 +83,16 @@ def arguments_of(command: str) -> list[str]:
 
 
 def test_documents_and_help_have_examples() -> None:
-    assert all(EXAMPLES[place] for place in ("README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)))
-    shown = {one.split()[0] for place in ("README.md", "docs/guides/installing.md") for one in EXAMPLES[place] if one}
+    assert all(
+        EXAMPLES[place]
+        for place in ("README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS))
+    )
+    shown = {
+        one.split()[0]
+        for place in ("README.md", "docs/guides/installing.md")
+        for one in EXAMPLES[place]
+        if one
+    }
     assert set(COMMANDS) <= shown
 
 
@@ -82,28 +104,39 @@ def test_commands_and_options_of_an_example_exist(command: str) -> None:
     elif name != "COMMAND":
         assert name in COMMANDS, command
         if more:
-            # The parser itself refuses unknown options, numbers, choices and a wrong number of arguments.
+            # The parser itself refuses unknown options, numbers, choices and a wrong number of
+            # arguments.
             SUBCOMMANDS[name].make_context(name, more)
 
 
 # These speak of other programs, too: of pytest, and of `samples.training` and `samples.worlds`.
-TEXTS = [path for path in DOCUMENTS if path.name != "CONTRIBUTING.md" and not {"training", "studies"} & {*path.parts}]
+TEXTS = [
+    path
+    for path in DOCUMENTS
+    if path.name != "CONTRIBUTING.md" and not {"training", "studies"} & {*path.parts}
+]
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_options_in_a_text_exist(path: Path) -> None:
     parameters = [parameter for command in SUBCOMMANDS.values() for parameter in command.params]
-    known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)} | {"--help", "--version"}
+    known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)} | {
+        "--help",
+        "--version",
+    }
     known |= {option for one in GROUP.params for option in one.opts}
     text = path.read_text(encoding="utf-8")
     text = re.sub(
-        r"`(?:pip|python3?|ruff|pytest|ffmpeg|git|hf)[^`]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        r"`(?:pip|python3?|ruff|pytest|ffmpeg|git|hf)[^`]*`",
+        "",
+        re.sub(r"```.*?```", "", text, flags=re.DOTALL),
     )
     for option in re.findall(r"`(--[a-z][a-z-]+)", text):
         assert option in known, option
 
 
-# What the README names, and what stands for it here: the short sample, its state and questions, the embedded model.
+# What the README names, and what stands for it here: the short sample, its state and questions, the
+# embedded model.
 STANDS_FOR = {
     r"[^\s\"]+\.mp4\b": "video.mp4",
     r"[^\s\"]+\.safetensors\b": "video.safetensors",
@@ -146,7 +179,9 @@ def test_an_example_of_the_readme_runs(
         shutil.copy(short_state, ".")
         shutil.copy(short_state, "states")
     # Processes of workers are in `test_fleet.py`, and the server's answers in `tests/serve`.
-    monkeypatch.setattr("protokv.fleet.LocalWorkerPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
+    monkeypatch.setattr(
+        "protokv.fleet.LocalWorkerPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n))
+    )
     monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
     result = embedded(*arguments_of(command))
     assert result.code == ExitCode.DONE, result.err

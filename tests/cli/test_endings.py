@@ -1,6 +1,7 @@
 """Exit 0 means that the state is there and whole; what was watched is kept whatever ends the run.
 
-Kills at any instant, of every form, are in `tests/state/test_faults.py`; locks between processes in `test_lock.py`.
+Kills at any instant, of every form, are in `tests/state/test_faults.py`; locks between processes in
+`test_lock.py`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
     assert (state.complete, state.clock.steps) == (False, 5)
 
 
-def test_a_reader_who_leaves_ends_the_report_and_is_no_error(protokv: Program, mocked: None, video: Path) -> None:
+def test_a_reader_who_leaves_ends_the_report_and_is_no_error(
+    protokv: Program, mocked: None, video: Path
+) -> None:
     pipe = protokv.folder / "pipe"
     os.mkfifo(pipe)
 
@@ -98,7 +101,9 @@ def test_a_reader_who_leaves_ends_the_report_and_is_no_error(protokv: Program, m
 def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(
     protokv: Program, mocked: None, video: Path
 ) -> None:
-    seen = run_on_terminal(protokv.environment, "ingest", video, *ARGUMENTS, stdout=Path("/dev/full"))
+    seen = run_on_terminal(
+        protokv.environment, "ingest", video, *ARGUMENTS, stdout=Path("/dev/full")
+    )
     assert seen.code == ExitCode.FAILURE
     assert "Error: stdout cannot be written" in seen.screen
     assert load_state("clip.safetensors").complete
@@ -113,13 +118,18 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
         for more in ((), ("--force",), ("--append", "-o", "clip.safetensors")):
             refused = protokv("ingest", video, *ARGUMENTS, *more)
             assert refused.code == ExitCode.LOCKED
-            assert "Error: the state clip.safetensors is being written by another writer" in refused.err
+            assert (
+                "Error: the state clip.safetensors is being written by another writer"
+                in refused.err
+            )
         assert protokv("query", "clip.safetensors", "what is first ?").code == 0
         assert protokv("inspect", "clip.safetensors").code == 0
         assert protokv("ingest", video, *ARGUMENTS, "-o", "other.safetensors").code == 0
 
 
-def test_bad_subtitles_are_one_warning_and_a_partial_end(protokv: Program, mocked: None, video: Path) -> None:
+def test_bad_subtitles_are_one_warning_and_a_partial_end(
+    protokv: Program, mocked: None, video: Path
+) -> None:
     (protokv.folder / "bad.srt").write_bytes(b"junk\0" * 99)
     result = protokv("ingest", video, *ARGUMENTS, "--subtitles", "bad.srt")
     assert (result.code, result.err.count("Warning: bad.srt: ")) == (ExitCode.PARTIAL, 1)
@@ -132,7 +142,8 @@ def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
     embedded: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: tried 9 bytes"
+        "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: tried 9 "
+        "bytes"
     )
     for error in (torch, OSError(errno.ENOMEM, "Cannot allocate memory")):
 

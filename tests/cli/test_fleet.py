@@ -37,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch, mocked: None) -> list[tuple[int, list[str]]]:
-    """Put workers of this process, with the mock, in the place of `LocalWorkerPool`; list their numbers and devices."""
+    """Put workers of this process, with the mock, in the place of `LocalWorkerPool`; list their
+    numbers and devices.
+    """
     made: list[tuple[int, list[str]]] = []
 
     def make(recipe: JobRecipe, n: int, devices: list[str]) -> Any:
@@ -50,14 +52,22 @@ def pools(monkeypatch: pytest.MonkeyPatch, mocked: None) -> list[tuple[int, list
 
 
 @pytest.mark.usefixtures("pools")
-def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: Program, folder: Path) -> None:
+def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(
+    protokv: Program, folder: Path
+) -> None:
     planned = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run")
     *plans, total = planned.rows()
     new = [(key, "new") for key in ("more/three", "one", "two")]
     assert [(row["key"], row["status"]) for row in plans] == [("bad", "failed"), *new]
     assert "bad.mp4" in plans[0]["failure"]["message"]
-    assert planned.err.splitlines()[-1] == "4 videos: 1 failed, 3 new, 0:06 to watch; nothing was written"
-    assert total.items() >= {"type": "forecast", "all": 4, "failed": 1, "videos": 3, "unmeasured": 0}.items()
+    assert (
+        planned.err.splitlines()[-1]
+        == "4 videos: 1 failed, 3 new, 0:06 to watch; nothing was written"
+    )
+    assert (
+        total.items()
+        >= {"type": "forecast", "all": 4, "failed": 1, "videos": 3, "unmeasured": 0}.items()
+    )
     assert total["left_s"] == pytest.approx(sum(row["left_s"] for row in plans[1:]))
     assert not Path("states").exists()
 
@@ -67,11 +77,17 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     watched = dict.fromkeys(("one", "two", "more/three"), "watched")
     assert {key: row["status"] for key, row in rows.items()} == {**watched, "bad": "failed"}
     assert rows["one"]["fleet"].keys() >= {"ended", "watched_s", "times_real_time", "seconds_left"}
-    assert result.rows()[-1].items() >= {"type": "fleet", "videos": 4, "watched": 3, "failed": 1, "left": 0}.items()
+    assert (
+        result.rows()[-1].items()
+        >= {"type": "fleet", "videos": 4, "watched": 3, "failed": 1, "left": 0}.items()
+    )
     (failure,) = map(json.loads, Path("states/failures.jsonl").read_text().splitlines())
     assert (failure["source"], "bad.mp4" in failure["message"]) == (str(folder / "bad.mp4"), True)
     assert failure["exit_code"] == protokv("ingest", folder / "bad.mp4", *SMALL).code
-    assert result.err.splitlines()[-1] == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
+    assert (
+        result.err.splitlines()[-1]
+        == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
+    )
 
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
     mine, theirs = (load_state(path) for path in ("states/one.safetensors", "single.safetensors"))
@@ -80,7 +96,16 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     # What is done is not counted again.
     rest = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run").rows()[-1]
     assert rest.items() >= {"done": 3, "failed": 1, "videos": 0, "left_s": 0.0}.items()
-    again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
+    again = protokv(
+        "ingest",
+        folder / "one.mp4",
+        folder / "two.mp4",
+        "-o",
+        "states",
+        *SMALL,
+        "--format",
+        "table",
+    )
     assert again.code == 0
     assert again.out.splitlines()[-1].startswith("2 videos: 2 done; 0:00 watched, ")
     assert again.err.splitlines()[-1].startswith("ask it: protokv query ")
@@ -88,7 +113,9 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
 
 
 @pytest.mark.usefixtures("pools")
-def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(protokv: Program) -> None:
+def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(
+    protokv: Program,
+) -> None:
     gone = [f"gone{i}.mp4" for i in range(30)]
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
     assert result.code == ExitCode.PARTIAL
@@ -101,7 +128,13 @@ def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(
     planned = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL, "--dry-run")
     result = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL)
     assert (planned.code, result.code) == (ExitCode.PARTIAL, ExitCode.PARTIAL)
-    said = planned.out + planned.err + result.out + result.err + Path("states/failures.jsonl").read_text()
+    said = (
+        planned.out
+        + planned.err
+        + result.out
+        + result.err
+        + Path("states/failures.jsonl").read_text()
+    )
     assert said.count("http://127.0.0.1:9/a.mp4?token=***") >= 3
     assert "s3cret" not in said
 
@@ -119,12 +152,26 @@ def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(
 def test_a_worker_per_device_unless_told_otherwise(
     options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, pools: list[object]
 ) -> None:
-    assert protokv("ingest", "gone.mp4", "lost.mp4", "-o", "states", *SMALL, *options).code == ExitCode.PARTIAL
+    assert (
+        protokv("ingest", "gone.mp4", "lost.mp4", "-o", "states", *SMALL, *options).code
+        == ExitCode.PARTIAL
+    )
     assert pools == [made]
 
 
-def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: Program, folder: Path) -> None:
-    command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "--model", "protokv/mini")
+def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
+    protokv: Program, folder: Path
+) -> None:
+    command = (
+        "ingest",
+        folder / "one.mp4",
+        LONG,
+        "-o",
+        "states",
+        *SMALL,
+        "--model",
+        "protokv/mini",
+    )
     with protokv.start(*command, new_session=True) as process:
         # A slow machine says meanwhile how far it is.
         while (first := json.loads(process.stdout.readline()))["type"] == "progress":
@@ -136,7 +183,10 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
         out, err = read_to_the_end(process)
     rows = [row for row in map(json.loads, out.splitlines()) if row["type"] != "progress"]
     assert process.returncode == ExitCode.INTERRUPTED
-    for said in ("stopping after this step; once more to stop at once", "Continue with the same command."):
+    for said in (
+        "stopping after this step; once more to stop at once",
+        "Continue with the same command.",
+    ):
         assert err.count(said) == 1
     assert [row["status"] for row in rows[:-1]] == ["stopped"]
     assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
@@ -145,7 +195,9 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
 
 @pytest.mark.usefixtures("pools")
 @pytest.mark.parametrize("listing", ["list.txt", "-"])
-def test_a_list_of_videos_is_a_file_or_stdin(listing: str, protokv: Program, folder: Path, tmp_path: Path) -> None:
+def test_a_list_of_videos_is_a_file_or_stdin(
+    listing: str, protokv: Program, folder: Path, tmp_path: Path
+) -> None:
     named = shutil.copy(folder / "two.mp4", tmp_path / "zw\u00f6lf.mp4")
     lines = f"\ufeff{folder}/more\r\n\r\n{named}\r\n"
     Path("list.txt").write_text(lines, encoding="utf-8")
@@ -159,14 +211,18 @@ def test_a_list_of_videos_is_a_file_or_stdin(listing: str, protokv: Program, fol
 def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, folder: Path) -> None:
     assert protokv("ingest", folder, "-o", "states/", *SMALL).code == ExitCode.PARTIAL
     rows = protokv("query", "--state", "states/", "what is first ?").rows()
-    assert [row["state"] for row in rows] == [f"states/{key}.safetensors" for key in ("more/three", "one", "two")]
+    assert [row["state"] for row in rows] == [
+        f"states/{key}.safetensors" for key in ("more/three", "one", "two")
+    ]
     assert all(row["mean_logprob"] <= 0 and row["question"] == "what is first ?" for row in rows)
     ranked = protokv("query", "states", "--top", "2", "what is first ?", "ring ?").rows()
     asked = [(question, rank) for question in ("what is first ?", "ring ?") for rank in (1, 2)]
     assert [(row["question"], row["rank"]) for row in ranked] == asked
     assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
 
-    head, *lines = protokv("query", "states", "--top", "2", "what is first ?", "-f", "table").out.splitlines()
+    head, *lines = protokv(
+        "query", "states", "--top", "2", "what is first ?", "-f", "table"
+    ).out.splitlines()
     assert head.split() == ["rank", "state", "mean", "logprob", "answer"]
     # A long answer goes on in the lines below.
     assert [line.split()[0] for line in lines if line[1].isdigit()] == ["1", "2"]

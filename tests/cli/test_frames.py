@@ -19,7 +19,9 @@ SMALL = ("--budget", "24", "--json")
 
 
 @pytest.fixture
-def program(protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+def program(
+    protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
+) -> Program:
     """The program beside `clip.mp4` and its state; every answer stands on `MOMENTS`."""
     monkeypatch.setattr("protokv.core.session.find_evidence", lambda *_: Evidence(MOMENTS, True))
     shutil.copy(video, protokv.folder)
@@ -29,7 +31,11 @@ def program(protokv: Program, mocked: None, video: Path, monkeypatch: pytest.Mon
 
 def differences(path: Path | str, second: int, seed: int = 0) -> float:
     """How far the blocks of a picture are from those that `write_video` drew in a second."""
-    drawn = np.random.default_rng([seed, second]).integers(0, 256, (4, 6, 3), dtype=np.uint8).astype(float)
+    drawn = (
+        np.random.default_rng([seed, second])
+        .integers(0, 256, (4, 6, 3), dtype=np.uint8)
+        .astype(float)
+    )
     image = np.asarray(Image.open(path), dtype=float).reshape(4, 16, 6, 16, 3).mean((1, 3))
     return float(abs(image - drawn).mean())
 
@@ -54,7 +60,9 @@ def test_the_frames_are_those_of_the_steps_that_the_answer_stood_on(program: Pro
     assert differences("both/00-00-07.000.png", 1, seed=5) < 12
 
 
-def test_a_video_is_found_where_it_is_named_and_refused_once_it_is_gone_or_changed(program: Program) -> None:
+def test_a_video_is_found_where_it_is_named_and_refused_once_it_is_gone_or_changed(
+    program: Program,
+) -> None:
     ask = ("query", "clip.safetensors", QUESTION, "--frames", "seen")
     (program.folder / "videos").mkdir()
     shutil.move("clip.mp4", "videos/renamed.mp4")

@@ -22,16 +22,27 @@ SMALL = ("--budget", "24", "--json")
 TABLE = ("--budget", "24", "--format", "table")
 
 
-def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program, video: Path) -> None:
+def test_a_video_becomes_a_state_here_and_every_format_says_so(
+    protokv: Program, video: Path
+) -> None:
     result = protokv("ingest", video, *SMALL)
     assert result.code == 0, result.err
     state = protokv.folder / "clip.safetensors"
     # The next command works as it stands: a state names no folder of its model.
-    (pasted,) = [line.removeprefix("ask it: protokv ") for line in result.err.splitlines() if line.startswith("ask it")]
+    (pasted,) = [
+        line.removeprefix("ask it: protokv ")
+        for line in result.err.splitlines()
+        if line.startswith("ask it")
+    ]
     asked = protokv(*shlex.split(pasted), env={**protokv.environment, "PROTOKV_MODEL": ""})
     assert (asked.code, asked.out != "") == (0, True), asked.err
     rows = result.rows()
-    assert [row["type"] for row in (*rows[:2], *rows[-2:])] == ["started", "progress", "commit", "summary"]
+    assert [row["type"] for row in (*rows[:2], *rows[-2:])] == [
+        "started",
+        "progress",
+        "commit",
+        "summary",
+    ]
     expected = {"complete": True, "damaged": False, "steps": 12, "stream_time_s": 12.0}
     assert rows[-1].items() >= (expected | {"file_bytes": state.stat().st_size}).items()
     before = state.read_bytes()
@@ -57,7 +68,9 @@ def test_a_surprising_option_is_warned_of(
     assert "Warning" not in protokv("ingest", video, *SMALL, *plain, "--force").err
 
 
-def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for quiet in (False, True):
         with Output(as_json=True, quiet=quiet).errors():
             warnings.warn("trained on 10", PositionWarning, stacklevel=1)
@@ -65,7 +78,9 @@ def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(capsys: py
 
 
 @pytest.mark.parametrize("flags", [(), ("--force",), ("--append",)])
-def test_the_source_is_never_written_over(protokv: Program, mocked: None, video: Path, flags: tuple[str, ...]) -> None:
+def test_the_source_is_never_written_over(
+    protokv: Program, mocked: None, video: Path, flags: tuple[str, ...]
+) -> None:
     clip = shutil.copy(video, protokv.folder / "self.safetensors")
     (protokv.folder / "link.safetensors").symlink_to(clip)
     for output in ("self.safetensors", "link.safetensors"):
@@ -91,16 +106,25 @@ def test_an_odd_name_is_shown_unchanged_and_can_be_pasted(
 
 
 @pytest.mark.usefixtures("mocked")
-def test_settings_and_the_source_come_from_flags_then_the_environment(protokv: Program, video: Path) -> None:
+def test_settings_and_the_source_come_from_flags_then_the_environment(
+    protokv: Program, video: Path
+) -> None:
     # Other users can read a command line, and an address may have a password.
-    protokv.environment |= {"PROTOKV_BUDGET": "22", "PROTOKV_SOURCE": str(shutil.copy(video, "my other.mp4"))}
+    protokv.environment |= {
+        "PROTOKV_BUDGET": "22",
+        "PROTOKV_SOURCE": str(shutil.copy(video, "my other.mp4")),
+    }
     protokv.environment["PROTOKV_SET"] = "seed=3\ncenter_bits=32"
     for arguments, name, budget in (((), "my other", 22), ((video, "--budget", "24"), "clip", 24)):
         result = protokv("ingest", "--json", *arguments)
         assert (result.code, "PROTOKV_SOURCE" in result.err) == (0, False), result.err
         (document,) = protokv("inspect", f"{name}.safetensors", "--json").rows()
         memory = document["memory"]
-        assert (memory["budget"], memory["config"]["seed"], memory["config"]["center_bits"]) == (budget, 3, 32)
+        assert (memory["budget"], memory["config"]["seed"], memory["config"]["center_bits"]) == (
+            budget,
+            3,
+            32,
+        )
 
 
 def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
@@ -111,9 +135,20 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     shown = protokv("ingest", video, "--dry-run", "--format", "table")
     (unbounded,) = protokv("ingest", video, "--memory", "full", "--dry-run", "--json").rows()
     assert sorted(protokv.folder.iterdir()) == before
-    assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == ("estimate", 12, 72, 12)
+    assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == (
+        "estimate",
+        12,
+        72,
+        12,
+    )
     assert (row["seconds"] > 0, unbounded["most_bytes"]) == (True, None)
-    for said in ("steps 12", "tokens 72", "seconds ", "nothing was written", "keeps all of the video"):
+    for said in (
+        "steps 12",
+        "tokens 72",
+        "seconds ",
+        "nothing was written",
+        "keeps all of the video",
+    ):
         assert said in " ".join((shown.out + shown.err).split())
     summary = protokv("ingest", video, "--json").rows()[-1]
     assert [row[name] for name in ("state_bytes", "steps", "tokens")] == [
@@ -124,7 +159,9 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     (joined,) = protokv("ingest", "joined.ts", "--dry-run", "--json").rows()
     assert (joined["duration_s"], joined["steps"]) == (8.0, 8)
     # The part that a budget keeps, and whether it was measured.
-    assert "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL, "--force").err
+    assert (
+        "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL, "--force").err
+    )
     monkeypatch.setattr("protokv_cli.ingest_report._MEASURED", 2)
     told = protokv("ingest", video, "--budget", "24", "--dry-run").err
     assert "keeps 1/3 of the video, beyond what was measured (1/2)" in told
@@ -146,9 +183,27 @@ def test_what_is_piped_in_and_is_no_video_is_told(
 def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_option(
     protokv: Program, video: Path
 ) -> None:
-    watched = {"imports", "model", "state", "wait for frames", "decode", "preprocess", "vision tower", "forward"}
+    watched = {
+        "imports",
+        "model",
+        "state",
+        "wait for frames",
+        "decode",
+        "preprocess",
+        "vision tower",
+        "forward",
+    }
     watched |= {"memory", "commit", "process cpu"}
-    asked = {"start", "imports", "state", "model", "session", "first token", "tokens", "process cpu"}
+    asked = {
+        "start",
+        "imports",
+        "state",
+        "model",
+        "session",
+        "first token",
+        "tokens",
+        "process cpu",
+    }
     summary = protokv("ingest", video, *SMALL, "--timings").rows()[-1]
     assert summary["timings"].keys() == watched
     assert summary["timings"]["forward"] > 0
@@ -161,13 +216,19 @@ def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_optio
     assert all(f"\n{name} " in f"\n{shown}" for name in watched)
     result = protokv(*question, "--timings")
     assert ("first token" in result.err, "first token" in result.out) == (True, False)
-    assert "timings" not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
+    assert (
+        "timings"
+        not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
+    )
 
 
 def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_name_one(
     embedded: Program, video: Path
 ) -> None:
-    named = "Note: the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model llava-hf/"
+    named = (
+        "Note: the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO "
+        "--model llava-hf/"
+    )
     assert embedded("ingest", video, *SMALL, "-o", "new/clip.safetensors").err.startswith(named)
     # Not at each question again.
     assert embedded("query", "new/clip.safetensors", "what shape ?").err == ""
@@ -183,17 +244,27 @@ def test_answers_are_events_lines_and_a_part_of_the_state_and_go_to_a_command(
     protokv: Program, video: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    code = f"import sys; print('noise'); open({str(log)!r}, 'a').write(sys.stdin.read()); sys.exit(7)"
+    code = (
+        f"import sys; print('noise'); open({str(log)!r}, 'a').write(sys.stdin.read()); sys.exit(7)"
+    )
     run = ("ingest", video, "--budget", "24", *ASK, "--choices", "red,blue", "--evidence")
     result = protokv(*run, "--json", "--exec", shlex.join([sys.executable, "-c", code]))
     rows = [row for row in result.rows() if row["type"] == "answered"]
     assert [json.loads(line) for line in log.read_text("utf-8").splitlines()] == rows
-    assert (result.code, result.err.count("Warning: --exec: "), "exit status 7" in result.err) == (0, 1, True)
+    assert (result.code, result.err.count("Warning: --exec: "), "exit status 7" in result.err) == (
+        0,
+        1,
+        True,
+    )
     assert "ask it" not in result.err
     due = [(at_s, question) for at_s in (5, 10) for question in ASK[1:4:2]]
     assert [(row["stream_time_s"], row["question"]) for row in rows] == due
     last = rows[-1]
-    assert last["probability"] == last["probabilities"][last["answer"]] == max(last["probabilities"].values())
+    assert (
+        last["probability"]
+        == last["probabilities"][last["answer"]]
+        == max(last["probabilities"].values())
+    )
     assert all(0 <= span["start_s"] < span["end_s"] <= 10 for span in last["evidence"])
     table = protokv(*run, "-f", "table", "--force").out
     assert f"0:10 who ? {last['answer']} ({last['probability']:.2f})\n  stood on" in table

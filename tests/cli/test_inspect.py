@@ -22,7 +22,9 @@ def state(protokv: Program, watched: Callable[..., Path]) -> Path:
     return Path(shutil.copy(watched("--memory", "paper"), protokv.folder))
 
 
-def test_the_document_has_the_promised_fields_and_needs_no_model(protokv: Program, state: Path) -> None:
+def test_the_document_has_the_promised_fields_and_needs_no_model(
+    protokv: Program, state: Path
+) -> None:
     protokv.environment["PROTOKV_MODEL"] = "/nowhere/at/all"
     before = (state.read_bytes(), state.stat().st_mtime_ns)
     (document,) = protokv("inspect", state, "--json").rows()
@@ -35,19 +37,26 @@ def test_the_document_has_the_promised_fields_and_needs_no_model(protokv: Progra
     assert (stream["source"], stream["steps"], stream["duration_s"]) == ("clip.mp4", 12, 12.0)
     assert stream["compression"] == pytest.approx(stream["tokens_seen"] / 24)
     parts = {k: v for k, v in document["bytes"].items() if k not in ("total", "file")}
-    assert (document["bytes"]["total"], document["bytes"]["file"]) == (sum(parts.values()), state.stat().st_size)
+    assert (document["bytes"]["total"], document["bytes"]["file"]) == (
+        sum(parts.values()),
+        state.stat().st_size,
+    )
     assert len(document["layers"]) == 3
     assert all(0 < layer["slots_in_use"] <= layer["slots"] for layer in document["layers"])
 
 
-def test_the_table_begins_with_a_summary_and_shows_more_on_request(protokv: Program, state: Path) -> None:
+def test_the_table_begins_with_a_summary_and_shows_more_on_request(
+    protokv: Program, state: Path
+) -> None:
     protokv.environment["COLUMNS"] = "200"
     text = protokv("inspect", state, "--format", "table").out
     rows = dict(line.strip().split(maxsplit=1) for line in text.splitlines() if line)
     assert list(rows) == ["watched", "whole", "written", "kept", "size", "memory", "model"]
     assert rows["watched"].startswith("clip.mp4 (pyav), 0:12, to its end")
     assert rows["whole"].startswith("yes: every byte")
-    assert rows["kept"].startswith("72 tokens: the last 6 exactly (from 0:11), older ones as 2 prototypes")
+    assert rows["kept"].startswith(
+        "72 tokens: the last 6 exactly (from 0:11), older ones as 2 prototypes"
+    )
     assert "24 tokens" in rows["memory"]
     inner = protokv("inspect", state, "--format", "table", "--layers").out
     assert inner.startswith(text)
@@ -56,12 +65,16 @@ def test_the_table_begins_with_a_summary_and_shows_more_on_request(protokv: Prog
         assert word in inner[len(text) :]
 
 
-def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, video: Path, tmp_path: Path) -> None:
+def test_every_source_and_its_damage_is_shown(
+    protokv: Program, mocked: None, video: Path, tmp_path: Path
+) -> None:
     cut = write_video(tmp_path / "cut.mkv", 12)
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 2 // 3])
     last = write_video(protokv.folder / "last [x].mp4", 4)
     for source in (video, cut, last):
-        result = protokv("ingest", source, "--budget", "24", "--append", "-o", "s.safetensors", "--json")
+        result = protokv(
+            "ingest", source, "--budget", "24", "--append", "-o", "s.safetensors", "--json"
+        )
         if source == cut:
             # A source behind a damaged one is watched once the state counts as complete.
             assert result.code == ExitCode.PARTIAL
@@ -75,18 +88,28 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
     assert [one["damage"] is not None for one in stream["sources"]] == [False, True, False]
     assert stream["damage"] == stream["sources"][1]["damage"]["message"] == damage
     text = protokv("inspect", "s.safetensors", "--format", "table").out
-    assert all(said in " ".join(text.split()) for said in (*names, "3 sources", f"damaged: {damage}; the state"))
+    assert all(
+        said in " ".join(text.split())
+        for said in (*names, "3 sources", f"damaged: {damage}; the state")
+    )
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".zarr", ".safetensors"])
-def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, state: Path, suffix: str) -> None:
+def test_a_state_is_written_in_another_form_and_equals_itself(
+    protokv: Program, state: Path, suffix: str
+) -> None:
     other = protokv.folder / f"other{suffix}"
     (row,) = protokv("inspect", state, "-o", other, "--json").rows()
     assert row == {"state": str(state), "output": str(other), "bytes": row["bytes"]}
     assert row["bytes"] > 10_000
     result = protokv("inspect", state, other, "--json")
     (found,) = result.rows()
-    assert (result.code, found["equal"], found["header"], found["tensors"]) == (ExitCode.DONE, True, [], [])
+    assert (result.code, found["equal"], found["header"], found["tensors"]) == (
+        ExitCode.DONE,
+        True,
+        [],
+        [],
+    )
     (document,), (original,) = (protokv("inspect", one, "--json").rows() for one in (other, state))
     same = ("backbone", "memory", "stream", "layers", "complete", "created_by", "digests")
     assert all(document[key] == original[key] for key in same)
@@ -95,15 +118,22 @@ def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, 
 def test_a_target_is_replaced_only_if_it_is_of_the_same_video_or_by_force(
     protokv: Program, state: Path, tmp_path: Path
 ) -> None:
-    thesis, other = protokv.folder / "thesis.pt", protokv.folder / "other.pt"
+    thesis = protokv.folder / "thesis.pt"
+    other = protokv.folder / "other.pt"
     thesis.write_text("three years of work")
     second = write_video(tmp_path / "second.mp4", 3, seed=4)
     assert protokv("ingest", second, "--budget", "24", "-o", other, "--json").code == 0
-    for there, said in ((thesis, "no state that can be read"), (other, "the state of another stream")):
+    for there, said in (
+        (thesis, "no state that can be read"),
+        (other, "the state of another stream"),
+    ):
         before = there.read_bytes()
         result = protokv("inspect", state, "-o", there)
         assert (result.code, there.read_bytes()) == (ExitCode.MISMATCH, before)
-        assert (said in result.err.splitlines()[0], "--force" in result.err.splitlines()[1]) == (True, True)
+        assert (said in result.err.splitlines()[0], "--force" in result.err.splitlines()[1]) == (
+            True,
+            True,
+        )
         assert protokv("inspect", state, "-o", there, "--force").code == 0
         assert protokv("inspect", state, "-o", there).code == 0
     alias = protokv.folder / "alias.safetensors"
@@ -115,7 +145,12 @@ def test_a_target_is_replaced_only_if_it_is_of_the_same_video_or_by_force(
 def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     protokv: Program, state: Path, video: Path
 ) -> None:
-    assert protokv("ingest", video, "-o", "two.safetensors", "--budget", "24", "--memory", "durable").code == 0
+    assert (
+        protokv(
+            "ingest", video, "-o", "two.safetensors", "--budget", "24", "--memory", "durable"
+        ).code
+        == 0
+    )
     result = protokv("inspect", state, "two.safetensors", "--json")
     (found,) = result.rows()
     assert (result.code, found["equal"]) == (ExitCode.FAILURE, False)
@@ -125,20 +160,33 @@ def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     assert table.code == ExitCode.FAILURE
     assert all(f" {one['name']} " in table.out for one in found["tensors"])
     assert max(map(len, table.out.splitlines())) <= 80
-    assert all(word in table.out for word in ("different", "memory.pseudo_tokens", "codebook.keys", "differing"))
+    assert all(
+        word in table.out
+        for word in ("different", "memory.pseudo_tokens", "codebook.keys", "differing")
+    )
     equal = protokv("inspect", state, state, "--format", "table")
     assert (equal.code, "equal in all" in equal.out) == (0, True)
 
 
-def test_a_damaged_state_is_refused_unless_digests_are_skipped(protokv: Program, state: Path) -> None:
+def test_a_damaged_state_is_refused_unless_digests_are_skipped(
+    protokv: Program, state: Path
+) -> None:
     data = bytearray(state.read_bytes())
     header = int.from_bytes(data[:8], "little")
     begin, _ = json.loads(data[8 : 8 + header])["near.keys"]["data_offsets"]
     data[8 + header + begin] ^= 1
     state.write_bytes(data)
-    for command, more in (("inspect", []), ("inspect", ["-o", "b.pt"]), ("inspect", [state]), ("query", ["what ?"])):
+    for command, more in (
+        ("inspect", []),
+        ("inspect", ["-o", "b.pt"]),
+        ("inspect", [state]),
+        ("query", ["what ?"]),
+    ):
         result = protokv(command, state, *more)
         assert (result.code, "tensor near.keys" in result.err) == (ExitCode.CORRUPT, True)
     assert not Path("b.pt").exists()
-    assert " whole    its bytes are not checked" in protokv("inspect", state, "--no-verify", "-f", "table").out
+    assert (
+        " whole    its bytes are not checked"
+        in protokv("inspect", state, "--no-verify", "-f", "table").out
+    )
     assert protokv("query", state, "what is first ?", "--no-verify").code == 0

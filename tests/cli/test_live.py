@@ -1,4 +1,6 @@
-"""Live states at the command line: asked by the time of day, again and again, and what is said of cameras and pipes."""
+"""Live states at the command line: asked by the time of day, again and again, and what is said of
+cameras and pipes.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ TICKS = [40 * i for i in range(200)]
 
 @pytest.fixture
 def camera(tmp_path: Path, mocked: None) -> Path:
-    path, world = tmp_path / "camera.safetensors", World(*map(list, SCRIPTS))
+    path = tmp_path / "camera.safetensors"
+    world = World(*map(list, SCRIPTS))
     options = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
     with world.source("rtsp://admin:s3cret@camera/1") as source:
-        list(ingest_events(source, path, DurableConfig(budget=40), should_stop=world.watched(source), **options))
+        list(
+            ingest_events(
+                source, path, DurableConfig(budget=40), should_stop=world.watched(source), **options
+            )
+        )
     return path
 
 
@@ -67,15 +74,20 @@ def test_inspect_shows_what_was_missed_and_nothing_secret(camera: Path, protokv:
         assert text in " ".join(table.split())
     assert "s3cret" not in table
     stream = protokv("inspect", camera, "--json").rows()[0]["stream"]
-    live, seconds = stream["live"], stream["duration_s"] - stream["exact_from_s"]
+    live = stream["live"]
+    seconds = stream["duration_s"] - stream["exact_from_s"]
     assert 0 < seconds < 40, "the exact tokens are of the last seconds, behind the gap"
     assert live["gaps_in_all"] == 2
     assert (live["gaps"][0]["from_s"], live["gaps"][0]["to_s"]) == (40.0, 100.0)
 
 
-def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded: Program, tmp_path: Path) -> None:
+def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(
+    embedded: Program, tmp_path: Path
+) -> None:
     data = write(Clip(TICKS, suffix="ts"), tmp_path / "x.ts").read_bytes()
-    with embedded.start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s") as process:
+    with embedded.start(
+        "ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s"
+    ) as process:
         process.stdin.buffer.write(data)
         process.stdin.buffer.flush()
         wait_for_commit(process)

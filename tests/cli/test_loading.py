@@ -1,4 +1,6 @@
-"""Models of the hub, at the command line: found in the cache by revision, and missing in two quick lines."""
+"""Models of the hub, at the command line: found in the cache by revision, and missing in two quick
+lines.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,25 @@ from protokv.state.reader import StateReader
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
 
-NAME, SHA = "somebody/tiny-model", "a" * 40
-TAG, TAGGED = "v1.0", "b" * 40
+NAME = "somebody/tiny-model"
+SHA = "a" * 40
+TAG = "v1.0"
+TAGGED = "b" * 40
 
 
 @contextmanager
 def hub_environment(protokv: Program, **changes: str) -> Iterator[dict[str, str]]:
-    """An online environment with a cache of its own. The hub's package reads it when its constants are loaded."""
+    """An online environment with a cache of its own. The hub's package reads it when its constants
+    are loaded.
+    """
     from huggingface_hub import constants
 
-    kept = {k: v for k, v in protokv.environment.items() if k not in ("HF_HUB_OFFLINE", "PROTOKV_MODEL")}
-    environment = kept | {"HF_HOME": str(protokv.folder / "cache"), "HF_HUB_DISABLE_XET": "1"} | changes
+    kept = {
+        k: v for k, v in protokv.environment.items() if k not in ("HF_HUB_OFFLINE", "PROTOKV_MODEL")
+    }
+    environment = (
+        kept | {"HF_HOME": str(protokv.folder / "cache"), "HF_HUB_DISABLE_XET": "1"} | changes
+    )
     try:
         with mock.patch.dict(os.environ, environment, clear=True):
             reload(constants)
@@ -40,7 +50,9 @@ def hub_environment(protokv: Program, **changes: str) -> Iterator[dict[str, str]
 
 @pytest.fixture
 def hub() -> Iterator[tuple[str, list[str]]]:
-    """The address of a hub that has `NAME` without a revision v9 and no other model, and what it was asked for."""
+    """The address of a hub that has `NAME` without a revision v9 and no other model, and what it
+    was asked for.
+    """
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,9 +76,27 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("name", "revision", "in_reach", "said", "code"),
     [
-        (NAME, "", False, "it is not in the local cache, and the hub cannot be reached", ExitCode.FAILURE),
-        ("somebody/something-else", "", True, "there is no such model on the hub", ExitCode.NOT_FOUND),
-        (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision", ExitCode.FAILURE),
+        (
+            NAME,
+            "",
+            False,
+            "it is not in the local cache, and the hub cannot be reached",
+            ExitCode.FAILURE,
+        ),
+        (
+            "somebody/something-else",
+            "",
+            True,
+            "there is no such model on the hub",
+            ExitCode.NOT_FOUND,
+        ),
+        (
+            NAME,
+            "v9",
+            True,
+            f"cannot load the model {NAME}: it has no such revision",
+            ExitCode.FAILURE,
+        ),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_two_lines(
@@ -81,7 +111,9 @@ def test_a_model_that_cannot_be_loaded_is_two_lines(
 ) -> None:
     address, asked = hub
     named = ["--revision", revision] if revision else []
-    with hub_environment(protokv, HF_ENDPOINT=address if in_reach else "http://127.0.0.1:9") as environment:
+    with hub_environment(
+        protokv, HF_ENDPOINT=address if in_reach else "http://127.0.0.1:9"
+    ) as environment:
         result = protokv("ingest", video, "--model", name, *named, env=environment)
     assert result.code == code
     error, hint = result.err.splitlines()
@@ -105,15 +137,33 @@ def test_each_state_is_made_and_asked_with_the_revision_that_it_records(
     content[-4] ^= 1
     weights.write_bytes(content)
     with hub_environment(protokv, HF_ENDPOINT="http://127.0.0.1:9") as environment:
-        for revision, state, commit in ((TAG, "tag.safetensors", TAGGED), ("main", "main.zarr", SHA)):
-            made = ("ingest", video, "-o", state, "--model", NAME, "--revision", revision, "--budget", "24")
+        for revision, state, commit in (
+            (TAG, "tag.safetensors", TAGGED),
+            ("main", "main.zarr", SHA),
+        ):
+            made = (
+                "ingest",
+                video,
+                "-o",
+                state,
+                "--model",
+                NAME,
+                "--revision",
+                revision,
+                "--budget",
+                "24",
+            )
             result = protokv(*made, env=environment)
             assert result.code == ExitCode.DONE, result.err
             found = StateReader.open(state).header.backbone
             digest = digest_weights(str(cache / "snapshots" / commit))
             assert (found.revision, found.weights_digest) == (commit, digest)
             for named in ((), ("--model", NAME)):
-                asked = protokv("query", state, "what ?", "--max-new-tokens", "1", *named, env=environment)
+                asked = protokv(
+                    "query", state, "what ?", "--max-new-tokens", "1", *named, env=environment
+                )
                 assert asked.code == ExitCode.DONE, asked.err
-        wrong = protokv("query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG, env=environment)
+        wrong = protokv(
+            "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG, env=environment
+        )
         assert "its backbone.weights_digest is" in wrong.err

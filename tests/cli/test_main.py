@@ -1,4 +1,6 @@
-"""The program itself: help, version, start, end, completion in a shell, and the grammar of values."""
+"""The program itself: help, version, start, end, completion in a shell, and the grammar of
+values.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from protokv.ingestion import COMMIT_NEVER, Every
 from protokv.replay.memories import SettingSweep
 from protokv_cli import main
 from protokv_cli.exits import ExitCode
-from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_setting, parse_variation
+from protokv_cli.parsing import (
+    parse_duration,
+    parse_every,
+    parse_list,
+    parse_setting,
+    parse_variation,
+)
 from tests.cli.conftest import Program
 
 GROUP: Any = typer.main.get_command(main.app)
@@ -32,7 +40,9 @@ def test_help_fits_80_columns_and_is_spelled_in_three_ways(protokv: Program, com
     assert protokv("--version").out == f"protokv {__version__}\n"
     protokv.environment["COLUMNS"] = "80"
     words = command.split()
-    page, same, short = (protokv(*spelled).out for spelled in ([*words, "--help"], ["help", *words], [*words, "-h"]))
+    page, same, short = (
+        protokv(*spelled).out for spelled in ([*words, "--help"], ["help", *words], [*words, "-h"])
+    )
     assert page == same == short
     assert max(map(len, page.splitlines())) <= 80
     assert f"protokv {command}".strip() in page
@@ -44,7 +54,9 @@ def test_every_option_says_what_it_does_and_has_a_panel_and_a_variable(name: str
         assert one.help, one.name
         if one.param_type_name == "option":
             assert one.rich_help_panel, one.name
-            assert one.envvar == "PROTOKV_" + one.opts[0].removeprefix("--").replace("-", "_").upper()
+            assert (
+                one.envvar == "PROTOKV_" + one.opts[0].removeprefix("--").replace("-", "_").upper()
+            )
 
 
 def test_a_wrong_option_or_a_bug_is_one_line_and_a_traceback_only_with_debug(
@@ -60,7 +72,10 @@ def test_a_wrong_option_or_a_bug_is_one_line_and_a_traceback_only_with_debug(
 
     monkeypatch.setattr("protokv.state.describe.describe_state", broken)
     result = protokv("inspect", "x.safetensors")
-    assert (result.code, result.err.splitlines()[0]) == (ExitCode.FAILURE, "Error: ZeroDivisionError: impossible")
+    assert (result.code, result.err.splitlines()[0]) == (
+        ExitCode.FAILURE,
+        "Error: ZeroDivisionError: impossible",
+    )
     assert "--debug" in result.err
     assert "Traceback" in protokv("inspect", "x.safetensors", "--debug").err
 
@@ -79,13 +94,17 @@ tell("help")
 app(["query", "s.safetensors", "what colour was the star?", "--json"], standalone_mode=False)
 tell("query")
 """
-"""One process that does more and more, and tells after each stage what is imported, by first names."""
+"""One process that does more and more, and tells after each stage what is imported, by first
+names.
+"""
 
 
 def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path) -> None:
     assert embedded("ingest", video, "-o", "s.safetensors", "--budget", "24", "--json").code == 0
     options = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
-    result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, **options)
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, **options
+    )
     told = [line.split() for line in result.stderr.splitlines() if line.startswith("loaded ")]
     loaded = {stage: set(names) for _, stage, *names in told}
     assert not (HEAVY | {"torch", "numpy", "PIL", "av", "decord"}) & loaded["help"]
@@ -94,9 +113,21 @@ def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path
 
 
 SECONDS = {
-    "0": 0, "30s": 30, "2m": 120, "1.5h": 5400, " 7 ": 7, "10M": 600, "1m30s": 90, "1h2m3.5s": 3723.5, "7:30": 450,
-    "450": 450, "0:04.5": 4.5, "1:02:03": 3723, "90:00": 5400, "1h30s": 3630,
-}  # fmt: skip
+    "0": 0,
+    "30s": 30,
+    "2m": 120,
+    "1.5h": 5400,
+    " 7 ": 7,
+    "10M": 600,
+    "1m30s": 90,
+    "1h2m3.5s": 3723.5,
+    "7:30": 450,
+    "450": 450,
+    "0:04.5": 4.5,
+    "1:02:03": 3723,
+    "90:00": 5400,
+    "1h30s": 3630,
+}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +137,11 @@ SECONDS = {
         (parse_every, "never", COMMIT_NEVER),
         (parse_every, "2m", Every(seconds=120)),
         (parse_every, "1 step", Every(n_steps=1)),
-        (parse_variation, "paper.split=1:5,1:3", SettingSweep("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
+        (
+            parse_variation,
+            "paper.split=1:5,1:3",
+            SettingSweep("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))]),
+        ),
         (parse_budget, "512", 512),
         (parse_budget, " 1.5M ", 1_500_000),
         (parse_setting, "split=1:5", ("split", (1, 5))),
@@ -117,26 +152,54 @@ SECONDS = {
     ],
     ids=lambda value: getattr(value, "__name__", str(value)[:20]),
 )
-def test_a_value_is_read_from_its_text(parse: Callable[[str], object], text: str, value: object) -> None:
+def test_a_value_is_read_from_its_text(
+    parse: Callable[[str], object], text: str, value: object
+) -> None:
     assert parse(text) == value
 
 
 @pytest.mark.parametrize(
     ("parse", "texts", "said"),
     [
-        (parse_budget, ("", "k", "0", "-5", "1.5", "6kb", "1e3", "six", "0.0001k", "inf"), "budget"),
+        (
+            parse_budget,
+            ("", "k", "0", "-5", "1.5", "6kb", "1e3", "six", "0.0001k", "inf"),
+            "budget",
+        ),
         (parse_setting, ("", "=", "a", "a=", "=1"), "NAME=VALUE"),
         (
             parse_duration,
-            ("", " ", "s", "-1s", "1d", "7m30", "30s7m", "7:60", "7:3", "1:2:03", ":30", "nan", "1e3", "٣s", "9" * 400),
+            (
+                "",
+                " ",
+                "s",
+                "-1s",
+                "1d",
+                "7m30",
+                "30s7m",
+                "7:60",
+                "7:3",
+                "1:2:03",
+                ":30",
+                "nan",
+                "1e3",
+                "٣s",
+                "9" * 400,
+            ),
             "length of time",
         ),
-        (parse_every, ("", "0s", "0steps", "-1steps", "often", "steps", "1.5steps"), "cannot commit every"),
+        (
+            parse_every,
+            ("", "0s", "0steps", "-1steps", "often", "steps", "1.5steps"),
+            "cannot commit every",
+        ),
         (parse_variation, ("split", "split=", "=1"), "NAME=VALUE"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_any_other_text_is_refused(parse: Callable[[str], object], texts: tuple[str, ...], said: str) -> None:
+def test_any_other_text_is_refused(
+    parse: Callable[[str], object], texts: tuple[str, ...], said: str
+) -> None:
     for text in texts:
         with pytest.raises(ConfigError, match=said):
             parse(text)

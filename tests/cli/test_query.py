@@ -17,7 +17,8 @@ from tests.cli.terminal import run_on_terminal
 from tests.mock_backbone import MockBackbone
 
 KEYS = (
-    "question answer stream_time_s ttft_ms total_ms context_tokens mean_logprob state finish_reason "
+    "question answer stream_time_s ttft_ms total_ms context_tokens mean_logprob state "
+    "finish_reason "
     "evidence faint timings decoding"
 )
 QUESTION = "what is first ?"
@@ -35,16 +36,25 @@ def clip(protokv: Program, mocked: None, video: Path) -> str:
     return "clip.safetensors"
 
 
-def test_a_row_has_the_promised_keys_in_order_and_asking_changes_nothing(protokv: Program, state: Path) -> None:
+def test_a_row_has_the_promised_keys_in_order_and_asking_changes_nothing(
+    protokv: Program, state: Path
+) -> None:
     before = (state.read_bytes(), state.stat().st_mtime_ns)
     (row,) = protokv("query", state, QUESTION, "--evidence", "--timings", "--json").rows()
     assert (state.read_bytes(), state.stat().st_mtime_ns) == before
     assert list(row) == KEYS.split()
-    assert (row["question"], row["stream_time_s"], row["context_tokens"]) == (QUESTION, 12.0, 24 + 3)
+    assert (row["question"], row["stream_time_s"], row["context_tokens"]) == (
+        QUESTION,
+        12.0,
+        24 + 3,
+    )
     assert row["total_ms"] >= row["ttft_ms"] > 0
     # The small model of the tests is one that nobody has measured.
     assert (row["faint"], 0 < len(row["evidence"]) <= 3) == (None, True)
-    assert all(0 <= span["start_s"] < span["end_s"] <= 12 and 0 < span["share"] <= 1 for span in row["evidence"])
+    assert all(
+        0 <= span["start_s"] < span["end_s"] <= 12 and 0 < span["share"] <= 1
+        for span in row["evidence"]
+    )
     # In a pipe one question gives the text of its answer, and what it stood on in a line below.
     text = protokv("query", state, QUESTION, "--evidence").out
     assert re.search(r"^  stood on 0:\d\d to 0:\d\d \(\d+ %\)", text, re.MULTILINE)
@@ -67,7 +77,10 @@ def test_the_answer_is_the_same_in_every_form_and_a_table_repeats_one_of_several
     twice = protokv("query", clip, QUESTION, QUESTION, "-f", "table").out
     assert " ".join(twice.split()) == f"{QUESTION} {answer} {QUESTION} {answer}"
     # Expected answers are compared, and the score is told.
-    lines = [{"question": QUESTION, "answer": expected} for expected in (answer.upper() + ".", "never this")]
+    lines = [
+        {"question": QUESTION, "answer": expected}
+        for expected in (answer.upper() + ".", "never this")
+    ]
     result = protokv("query", clip, "-", stdin="\n".join(map(json.dumps, lines)))
     assert [row["correct"] for row in result.rows()] == [True, False]
     assert "1 of 2 answers as expected (50.0%)" in result.err
@@ -75,7 +88,10 @@ def test_the_answer_is_the_same_in_every_form_and_a_table_repeats_one_of_several
 
 def test_an_answer_may_be_one_of_some_choices(protokv: Program, clip: str) -> None:
     (row,) = protokv("query", clip, QUESTION, "--choices", "red, green", "--json").rows()
-    assert (row["answer"] in ("red", "green"), sum(row["probabilities"].values())) == (True, pytest.approx(1, abs=1e-3))
+    assert (row["answer"] in ("red", "green"), sum(row["probabilities"].values())) == (
+        True,
+        pytest.approx(1, abs=1e-3),
+    )
     shown = protokv("query", clip, QUESTION, "--choices", "red,green").out
     assert shown.startswith(f"{row['answer']}\n  red {row['probabilities']['red']:.2f}, green ")
     both = protokv("query", clip, QUESTION, "--choices", "red,green", "--temperature", "1")
@@ -86,18 +102,33 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, vi
     result = protokv("ingest", video, "--budget", "24", "--every", "3s", "--keep", "3", "--json")
     assert result.code == 0, result.err
     names = sorted(path.name for path in protokv.folder.glob("clip.safetensors*"))
-    assert names == ["clip.safetensors", "clip.safetensors@000006.000s", "clip.safetensors@000009.000s"]
+    assert names == [
+        "clip.safetensors",
+        "clip.safetensors@000006.000s",
+        "clip.safetensors@000009.000s",
+    ]
 
     def at(command: str, time: str, *more: str) -> Any:
         return protokv(command, "clip.safetensors", *more, "--at", time, "--json")
 
-    for asked, answered in [("6s", 6.0), ("8.9", 6.0), ("9s", 9.0), ("0.2m", 12.0), ("1h", 12.0), ("0:09", 9.0)]:
+    for asked, answered in [
+        ("6s", 6.0),
+        ("8.9", 6.0),
+        ("9s", 9.0),
+        ("0.2m", 12.0),
+        ("1h", 12.0),
+        ("0:09", 9.0),
+    ]:
         assert at("query", asked, QUESTION).rows()[0]["stream_time_s"] == answered
     assert at("inspect", "1h").rows()[0]["stream"]["commits_s"] == [6.0, 9.0, 12.0]
     assert "0:06, 0:09, 0:12" in protokv("inspect", "clip.safetensors", "--format", "table").out
     shown = at("inspect", "0:08")
     assert shown.rows()[0]["stream"]["duration_s"] == 6.0
-    assert shown.err == at("query", "8", QUESTION).err == "as of 0:06, the last commit that is kept before 0:08\n"
+    assert (
+        shown.err
+        == at("query", "8", QUESTION).err
+        == "as of 0:06, the last commit that is kept before 0:08\n"
+    )
     early = at("query", "5s", QUESTION)
     assert early.code == ExitCode.NOT_FOUND
     assert "no commit at or before 5 s; the first of 3 is at 6 s" in early.err.splitlines()[0]
@@ -121,11 +152,19 @@ def test_a_terminal_without_a_question_is_a_prompt_and_what_is_typed_a_conversat
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["question"] for row in (rows[0], rows[-1])] == [QUESTION, "who is last ?"]
     assert (heard[0], heard[-1][:1]) == ([], [QUESTION])
-    assert "clip.safetensors at 0:12; type questions, one conversation; exit or Ctrl-D ends" in seen.screen
+    assert (
+        "clip.safetensors at 0:12; type questions, one conversation; exit or Ctrl-D ends"
+        in seen.screen
+    )
     monkeypatch.setattr(MockBackbone, "converses", False)
-    seen = run_on_terminal(protokv.environment, "query", clip, typed=f"{QUESTION}\nwho ?\nwhere ?\nExit\nwhen ?\n")
+    seen = run_on_terminal(
+        protokv.environment, "query", clip, typed=f"{QUESTION}\nwho ?\nwhere ?\nExit\nwhen ?\n"
+    )
     assert rows[0]["answer"] in seen.screen
-    assert " ".join(seen.screen.split()).count("keeps no conversation: it reads each question alone") == 1
+    assert (
+        " ".join(seen.screen.split()).count("keeps no conversation: it reads each question alone")
+        == 1
+    )
 
 
 def test_a_published_generation_is_the_default_of_query_and_options_win(
@@ -134,11 +173,23 @@ def test_a_published_generation_is_the_default_of_query_and_options_win(
     # The model may have moved, too.
     folder = shutil.copytree(tiny_folder, tmp_path / "published")
     file = folder / "generation_config.json"
-    published = {"do_sample": True, "temperature": 2.0, "top_k": 30, "repetition_penalty": 1.2, "max_new_tokens": 5}
+    published = {
+        "do_sample": True,
+        "temperature": 2.0,
+        "top_k": 30,
+        "repetition_penalty": 1.2,
+        "max_new_tokens": 5,
+    }
     file.write_text(json.dumps(json.loads(file.read_text()) | published))
     asked = ("query", state, QUESTION, "--model", folder, "--timings", "--json")
     (row,), (again,) = protokv(*asked).rows(), protokv(*asked).rows()
-    expected = {"max_new_tokens": 5, "temperature": 2.0, "top_k": 30, "repetition_penalty": 1.2, "seed": 0}
+    expected = {
+        "max_new_tokens": 5,
+        "temperature": 2.0,
+        "top_k": 30,
+        "repetition_penalty": 1.2,
+        "seed": 0,
+    }
     assert row["decoding"] | expected == row["decoding"]
     assert row["answer"] == again["answer"]
     (row,) = protokv(*asked, "--temperature", "0", "--max-new-tokens", "3").rows()
@@ -156,7 +207,9 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
     assert [row["question"] for row in rows] == [QUESTION, "who ?", "where ?"]
 
 
-def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(protokv: Program, clip: str) -> None:
+def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(
+    protokv: Program, clip: str
+) -> None:
     file = protokv.folder / "q.jsonl"
     good = [QUESTION, "who ?"]
     bad = {
@@ -170,7 +223,9 @@ def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(pr
         9: b'{"question": " "}',
         10: b"what " * 5000,
     }
-    file.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good[0].encode(), *bad.values(), good[1].encode()]))
+    file.write_bytes(
+        b"\n".join([b"\xef\xbb\xbf" + good[0].encode(), *bad.values(), good[1].encode()])
+    )
     states = protokv.folder / "states"
     states.mkdir()
     for name in ("a", "b"):
@@ -180,10 +235,16 @@ def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(pr
         assert result.code == ExitCode.USAGE
         assert [row["question"] for row in result.rows()] == good * times
         errors = [line for line in result.err.splitlines() if line.startswith("Error: ")]
-        assert sorted(line.split(" of ")[0] for line in errors) == sorted(f"Error: line {number}" for number in bad)
+        assert sorted(line.split(" of ")[0] for line in errors) == sorted(
+            f"Error: line {number}" for number in bad
+        )
         assert len(result.err) < 5000
     result = protokv("query", clip, "bad \udcff byte", good[0])
-    assert (result.code, len(result.rows()), "question 1: " in result.err) == (ExitCode.USAGE, 1, True)
+    assert (result.code, len(result.rows()), "question 1: " in result.err) == (
+        ExitCode.USAGE,
+        1,
+        True,
+    )
     file.write_bytes(bad[4])
     refused = protokv("query", "absent.safetensors", "--questions", file)
     assert (refused.code, refused.err.startswith("Error: line 1 of")) == (ExitCode.USAGE, True)

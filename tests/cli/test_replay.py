@@ -23,7 +23,16 @@ QUESTIONS = (
     '{"question": "what is late ?", "answer": "blue", "type": "colour", "evidence_s": 11}',
     '{"question": "what is now ?", "answer": "red", "type": "now", "ask_s": 3, "lasts": false}',
 )
-SMALL = ("--questions", "small.jsonl", "--delays", "0,2s", "--memory", "durable,sliding-window", "--budget", "24")
+SMALL = (
+    "--questions",
+    "small.jsonl",
+    "--delays",
+    "0,2s",
+    "--memory",
+    "durable,sliding-window",
+    "--budget",
+    "24",
+)
 
 
 @pytest.fixture
@@ -68,7 +77,10 @@ def test_a_replay_is_planned_run_reported_again_and_merged_into_a_table(
 
     # Drawing itself is tested in `tests/replay/test_figure.py`.
     drawn: list[str] = []
-    monkeypatch.setattr("protokv.replay.figure.save_report_figure", lambda report, path, **_: drawn.append(str(path)))
+    monkeypatch.setattr(
+        "protokv.replay.figure.save_report_figure",
+        lambda report, path, **_: drawn.append(str(path)),
+    )
     Path("12.jsonl").write_bytes(finished.replace(b'"budget": 24', b'"budget": 12'))
     protokv.environment["COLUMNS"] = "80"
     files = ("12.jsonl", "results.jsonl", "--plot", "x.png", "--csv", "x.csv")
@@ -118,14 +130,27 @@ def test_a_table_names_everything_that_decides_its_numbers(
     (tmp_path / "ovo-bench" / "src_videos" / "Ego4D" / "clips" / "clip22.mp4").unlink()
     protokv.environment["COLUMNS"] = "160"
     done = protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--format", "table")
-    assert protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--dry-run").code == ExitCode.PARTIAL
+    assert (
+        protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--dry-run").code
+        == ExitCode.PARTIAL
+    )
     assert (done.code, "left out: Ego4D/clips/clip22.mp4" in done.err) == (ExitCode.PARTIAL, True)
     said = " ".join(done.out.split())
     for text in (
-        "ovo-bench,", ", weights ", "2 a second", "tokens a step", "left out video", "most frequent answer of a type",
-        "text only", "last 4 frames", "last 16 frames", "backward without HLD", "95% interval",
-        "fewer than 100 questions or 5 videos", "questions: backward, n: 3 memory budget 0 s durable 36 0%",
-    ):  # fmt: skip
+        "ovo-bench,",
+        ", weights ",
+        "2 a second",
+        "tokens a step",
+        "left out video",
+        "most frequent answer of a type",
+        "text only",
+        "last 4 frames",
+        "last 16 frames",
+        "backward without HLD",
+        "95% interval",
+        "fewer than 100 questions or 5 videos",
+        ("questions: backward, n: 3 memory budget 0 s durable 36 0%"),
+    ):
         assert text in said, text
     (report,) = protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--json").rows()
     assert report["missing"].keys() == {"Ego4D/clips/clip22.mp4"}
@@ -142,8 +167,13 @@ def test_open_answers_are_judged_after_the_pass(
     protokv.environment["OPENAI_API_KEY"] = "a-key"
     wanted = (*on_dataset, "rvs-ego", "--data-root", data_root, "--videos", "1", "--json")
     (report,) = protokv(*wanted).rows()
-    assert report["facts"]["judged by"] == f"offline, token F1 of 0.5 or more ({report['questions'] * 4})"
-    monkeypatch.setattr(Judge, "read", lambda self, cases: ((case, JudgeVerdict(True, 5.0)) for case in cases))
+    assert (
+        report["facts"]["judged by"]
+        == f"offline, token F1 of 0.5 or more ({report['questions'] * 4})"
+    )
+    monkeypatch.setattr(
+        Judge, "read", lambda self, cases: ((case, JudgeVerdict(True, 5.0)) for case in cases)
+    )
     (judged,) = protokv(*wanted, "--judge", "gpt").rows()
     assert {(point["accuracy"], point["points"]) for point in judged["points"]} == {(1.0, 5.0)}
     refused = protokv(*on_dataset, "mlvu", "--data-root", data_root, "--judge", "gpt")

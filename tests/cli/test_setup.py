@@ -1,4 +1,6 @@
-"""`protokv doctor` and `models`: a report that holds nothing private, and what published models take."""
+"""`protokv doctor` and `models`: a report that holds nothing private, and what published models
+take.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ GIB = 1 << 30
 def test_the_report_has_no_value_of_a_variable_and_not_the_name_of_the_user(
     protokv: Program, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    protokv.environment |= {"PROTOKV_TOKEN": "s3cret", "HF_TOKEN": "s3cret", "HTTPS_PROXY": "http://me:s3cret@x"}
+    protokv.environment |= {
+        "PROTOKV_TOKEN": "s3cret",
+        "HF_TOKEN": "s3cret",
+        "HTTPS_PROXY": "http://me:s3cret@x",
+    }
     monkeypatch.setattr(Path, "home", lambda: protokv.folder.parent)
     result = protokv("doctor", "-f", form)
     assert result.code == ExitCode.DONE, result.out
@@ -43,7 +49,9 @@ def test_a_package_that_cannot_be_imported_is_a_problem_and_a_failure(
     result = protokv("doctor", "-f", "json")
     assert result.code == ExitCode.FAILURE
     (found,) = result.rows()
-    assert found["problems"] == [f"{name} cannot be imported: libfoo.so: no such file" for name in ("av", "torch")]
+    assert found["problems"] == [
+        f"{name} cannot be imported: libfoo.so: no such file" for name in ("av", "torch")
+    ]
     assert [one["name"] for one in found["devices"]] == ["cpu"]
 
 
@@ -63,11 +71,20 @@ def test_each_published_model_is_a_row_and_a_line_with_its_whole_name(protokv: P
 
 def test_a_model_fits_where_it_has_room_and_the_greatest_that_fits_a_gpu_is_recommended() -> None:
     def describe(**room: int) -> dict[str, Any]:
-        found = describe_models({name: size * GIB for name, size in room.items()}, {KNOWN_MODELS[0].name: 5})
-        return {row["name"]: row for row in found} | {"best": [row["name"] for row in found if row["recommended"]]}
+        found = describe_models(
+            {name: size * GIB for name, size in room.items()}, {KNOWN_MODELS[0].name: 5}
+        )
+        return {row["name"]: row for row in found} | {
+            "best": [row["name"] for row in found if row["recommended"]]
+        }
 
     found = describe(cpu=11, gpu=8)
-    assert found["Qwen/Qwen3-VL-8B-Instruct"]["fits"] == {"float32": [], "bfloat16": [], "8bit": [], "4bit": ["cpu"]}
+    assert found["Qwen/Qwen3-VL-8B-Instruct"]["fits"] == {
+        "float32": [],
+        "bfloat16": [],
+        "8bit": [],
+        "4bit": ["cpu"],
+    }
     assert found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]["float32"] == ["cpu"]
     assert found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]["bfloat16"] == ["cpu", "gpu"]
     assert found[KNOWN_MODELS[0].name]["cached_bytes"] == 5

@@ -1,4 +1,6 @@
-"""The site of the documentation builds without a warning, names all that the code has, and asks no other machine."""
+"""The site of the documentation builds without a warning, names all that the code has, and asks no
+other machine.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +23,43 @@ from tests.cli.conftest import Program
 from tests.fleet.conftest import InlinePool
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed"
+)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the built site. A broken link or anchor, or a page that no menu has, fails the build."""
+    """Return the built site. A broken link or anchor, or a page that no menu has, fails the
+    build.
+    """
     folder = tmp_path_factory.mktemp("site")
-    build = ["mkdocs", "build", "--strict", "--quiet", "-f", "docs/site/mkdocs.yml", "-d", str(folder)]
+    build = [
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "-f",
+        "docs/site/mkdocs.yml",
+        "-d",
+        str(folder),
+    ]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", *build], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, "-m", *build],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
-def test_the_page_of_json_has_every_key(site: Path, embedded: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_json_has_every_key(
+    site: Path, embedded: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (site / "reference" / "json.html").read_text(encoding="utf-8")
     for record in get_args(IngestEvent):
         assert all(f"<code>{one.name}</code>" in page for one in fields(record)), record
@@ -46,7 +68,9 @@ def test_the_page_of_json_has_every_key(site: Path, embedded: Program, monkeypat
         *("query", "video.safetensors", "-", "--evidence", "--timings"),
         stdin='{"question": "What shape appeared first?", "answer": "star"}',
     )
-    monkeypatch.setattr("protokv.fleet.LocalWorkerPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
+    monkeypatch.setattr(
+        "protokv.fleet.LocalWorkerPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n))
+    )
     shutil.copytree(ROOT / "samples" / "short", "videos")
     fleet = ("ingest", "videos/", "-o", "states/", "--json")
     rows = [*asked.rows(), *embedded(*fleet, "--dry-run").rows(), *embedded(*fleet).rows()]
@@ -54,16 +78,22 @@ def test_the_page_of_json_has_every_key(site: Path, embedded: Program, monkeypat
     assert not [key for row in rows for key in row if f"<code>{key}</code>" not in page]
 
 
-def test_no_name_of_the_reference_lacks_its_text_and_no_page_asks_another_machine_for_anything(site: Path) -> None:
+def test_no_name_of_the_reference_lacks_its_text_and_no_page_asks_another_machine_for_anything(
+    site: Path,
+) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 25
     for page in pages:
         source = page.read_text("utf-8")
         assert "from the code:" not in source, page
         assert "No text." not in html.unescape(re.sub(r"<[^>]+>", "", source)), page
-        loaded = re.findall(r"<(?:script|img|link|iframe|source)[^>]*?(?:src|href)=\"?([^\s\">]+)", source)
+        loaded = re.findall(
+            r"<(?:script|img|link|iframe|source)[^>]*?(?:src|href)=\"?([^\s\">]+)", source
+        )
         assert loaded
-        assert not [address for address in loaded if "://" in address or address.startswith("//")], page
+        assert not [
+            address for address in loaded if "://" in address or address.startswith("//")
+        ], page
     for file in (*site.rglob("*.css"), *site.rglob("*.svg")):
         assert not re.search(r"(?:url\(|@import )[\"']?https?:", file.read_text("utf-8")), file
 
@@ -79,5 +109,7 @@ def test_the_pages_of_the_reference_say_what_the_code_says(monkeypatch: pytest.M
     ]
     assert {name for _, name, *_ in (part.groups() for part in found)} == reference.TABLES.keys()
     # The numbers of a run differ from run to run.
-    stale = [part[2] for part in found if part[2] != "runs" and part[3] != reference.TABLES[part[2]]()]
+    stale = [
+        part[2] for part in found if part[2] != "runs" and part[3] != reference.TABLES[part[2]]()
+    ]
     assert not stale, "write them again: python docs/site/reference.py --write"

@@ -31,7 +31,9 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_lines_and_quiet_nothing(
 ) -> None:
     monkeypatch.setattr(output, "LOG_EVERY_S", -1.0)
     quiet = ("--quiet",) if term == "xterm-256color" else ()
-    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", *quiet, term=term)
+    seen = run_on_terminal(
+        protokv.environment, "ingest", video, "--budget", "24", *quiet, term=term
+    )
     assert seen.code == 0
     assert DRAWING not in seen.screen
     assert "\r" not in seen.screen.replace("\r\n", "\n")
@@ -45,7 +47,9 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     protokv: Program, mocked: None, video: Path
 ) -> None:
     out = protokv.folder / "out.jsonl"
-    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", "--json", stdout=out)
+    seen = run_on_terminal(
+        protokv.environment, "ingest", video, "--budget", "24", "--json", stdout=out
+    )
     assert seen.code == 0, seen.screen
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["type"] for row in rows][-2:] == ["commit", "summary"]
@@ -58,27 +62,41 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert last.startswith("ask it: protokv query --model ")
 
 
-def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted(embedded: Program) -> None:
+def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted(
+    embedded: Program,
+) -> None:
     for wanted, seen in (("1", "Error: "), ("", "\x1b[1;31mError:\x1b[0m ")):
         embedded.environment["NO_COLOR"] = wanted
         screen = run_on_terminal(embedded.environment, "inspect", "absent.safetensors").screen
         assert screen.startswith(seen)
         assert ("\x1b[36mHint:\x1b[0m" in screen) is not bool(wanted)
-    assert DRAWING not in run_on_terminal(embedded.environment, "inspect", "absent.safetensors", term="dumb").screen
+    assert (
+        DRAWING
+        not in run_on_terminal(
+            embedded.environment, "inspect", "absent.safetensors", term="dumb"
+        ).screen
+    )
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(embedded: Program, streams: str) -> None:
+def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(
+    embedded: Program, streams: str
+) -> None:
     line = f'{sys.executable} -c "{RUN}" ingest {SHORT} -o s.safetensors --budget 24 {streams}'
     environment = {**embedded.environment, "COLUMNS": "0"}
-    done = subprocess.run(["sh", "-c", line], cwd=embedded.folder, env=environment, timeout=120, check=False)
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=embedded.folder, env=environment, timeout=120, check=False
+    )
     assert done.returncode == 0
     assert load_state(embedded.folder / "s.safetensors").complete
     assert embedded("inspect", "s.safetensors", "-f", "table", env=environment).out.strip()
 
 
-# A window title, a cleared line, a C1 introducer, a turned direction, markup of rich, an emoji code of rich.
-EVIL = "\x1b]0;owned\x07\x1b[2K\x9b31m\u202egpj.\u2066[bold red]x[/bold red][/nothing]:warning:\r\x08"
+# A window title, a cleared line, a C1 introducer, a turned direction, markup of rich, an emoji code
+# of rich.
+EVIL = (
+    "\x1b]0;owned\x07\x1b[2K\x9b31m\u202egpj.\u2066[bold red]x[/bold red][/nothing]:warning:\r\x08"
+)
 DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -88,9 +106,15 @@ def obeyed(text: str) -> set[str]:
 
 
 @given(st.text(), st.text(st.characters(exclude_categories=sorted(DANGEROUS))))
-def test_nothing_that_a_terminal_obeys_is_left_and_other_text_stays_unchanged(text: str, printable: str) -> None:
+def test_nothing_that_a_terminal_obeys_is_left_and_other_text_stays_unchanged(
+    text: str, printable: str
+) -> None:
     assert "\n" not in make_printable(text)
-    for shown in (make_printable(text), make_printable(text, lines=True), format_json([text, {text: text}])):
+    for shown in (
+        make_printable(text),
+        make_printable(text, lines=True),
+        format_json([text, {text: text}]),
+    ):
         assert not obeyed(shown)
     assert json.loads(format_json([text, {text: text}])) == [text, {text: text}]
     for words in (printable, "naïve café", "می‌خواهم", "日本語　です", "👩‍👩‍👧", "a\u00a0b"):
@@ -98,16 +122,26 @@ def test_nothing_that_a_terminal_obeys_is_left_and_other_text_stays_unchanged(te
 
 
 @pytest.mark.usefixtures("mocked")
-def test_a_state_and_a_file_name_do_not_speak_to_the_terminal(protokv: Program, video: Path) -> None:
+def test_a_state_and_a_file_name_do_not_speak_to_the_terminal(
+    protokv: Program, video: Path
+) -> None:
     # A state that says evil things wherever a state may say something, under an evil name.
     assert protokv("ingest", video, "--budget", "24", "--quiet", "--json").code == 0
     found = load_state("clip.safetensors")
     decoders = {EVIL: 2, "b": 1}
-    source = {**(found.source or {}), "name": EVIL, "decoder": EVIL, "decoders": decoders, EVIL: EVIL}
+    source = {
+        **(found.source or {}),
+        "name": EVIL,
+        "decoder": EVIL,
+        "decoders": decoders,
+        EVIL: EVIL,
+    }
     damaged = {**source, "damage": {"frames_lost": 1, "message": EVIL}}
     backbone = replace(found.backbone, name=EVIL, family=EVIL)
     evil = protokv.folder / f"e\x1b[2Kvil\u202e{'[red]'}.safetensors"
-    state = replace(found, source=damaged, backbone=backbone, settings={EVIL: EVIL}, created_by=EVIL)
+    state = replace(
+        found, source=damaged, backbone=backbone, settings={EVIL: EVIL}, created_by=EVIL
+    )
     save_state(state, evil)
     clip = shutil.copy(video, protokv.folder / "a\x1b[2K[red]\u202e.mp4")
     commands: list[tuple[object, ...]] = [
@@ -125,4 +159,6 @@ def test_a_state_and_a_file_name_do_not_speak_to_the_terminal(protokv: Program, 
             result = protokv(*arguments, "--format", form)
             assert result.out + result.err
             assert not obeyed(result.out + result.err), result
-    assert "[boldred]x[/boldred][/nothing]:warning:" in "".join(protokv("inspect", evil, "-f", "table").out.split())
+    assert "[boldred]x[/boldred][/nothing]:warning:" in "".join(
+        protokv("inspect", evil, "-f", "table").out.split()
+    )

@@ -27,11 +27,22 @@ this cross was green
 
 @pytest.fixture(scope="module")
 def protokv(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """The program beside the short sample with a voice, watched by the embedded model with a commit every second."""
+    """The program beside the short sample with a voice, watched by the embedded model with a commit
+    every second.
+    """
     program = Program(tmp_path_factory.mktemp("talk"), Path("protokv/mini"))
     shutil.copy(SHORT, program.folder / "talk.mp4")
     (program.folder / "talk.srt").write_text(SRT)
-    done = program("ingest", program.folder / "talk.mp4", "-o", program.folder / STATE, "--every", "1s", "--keep", "20")
+    done = program(
+        "ingest",
+        program.folder / "talk.mp4",
+        "-o",
+        program.folder / STATE,
+        "--every",
+        "1s",
+        "--keep",
+        "20",
+    )
     assert done.code == 0, done.err
     return program
 
@@ -44,19 +55,29 @@ def talk(protokv: Program) -> Path:
 def test_one_session_tells_what_was_said_about_a_thing_and_what_was_shown_when_it_was_said(
     protokv: Program, talk: Path
 ) -> None:
-    about, whose = protokv("query", talk, "Where was the bar?", "Where was the cross?", "--evidence").rows()
+    about, whose = protokv(
+        "query", talk, "Where was the bar?", "Where was the cross?", "--evidence"
+    ).rows()
     assert (about["answer"], whose["answer"]) == ("bottom right", "right")
-    assert "Mara: the bar is [31mmine" in [one["text"] for span in about["evidence"] for one in span["words"]]
+    assert "Mara: the bar is [31mmine" in [
+        one["text"] for span in about["evidence"] for one in span["words"]
+    ]
     shown = protokv("query", talk, "Where was the bar?", "--evidence").out
     assert "\n    0:04 Mara: the bar is [31mmine\n" in shown
 
     for wanted, thing in (("Mara", "bar"), ("green", "cross")):
-        (said,) = [row for row in protokv("inspect", talk, "--words").rows() if wanted in row["text"]]
-        (now,) = protokv("query", talk, "--at", said["end_s"], "What is visible now?", "--json").rows()
+        (said,) = [
+            row for row in protokv("inspect", talk, "--words").rows() if wanted in row["text"]
+        ]
+        (now,) = protokv(
+            "query", talk, "--at", said["end_s"], "What is visible now?", "--json"
+        ).rows()
         assert now["answer"] == thing
 
 
-def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Program, talk: Path) -> None:
+def test_the_transcript_is_printed_in_every_form_and_never_obeyed(
+    protokv: Program, talk: Path
+) -> None:
     rows = [
         {"start_s": 4.0, "end_s": 5.0, "text": "Mara: the bar is [31mmine"},
         {"start_s": 7.0, "end_s": 8.0, "text": "this cross was green"},
@@ -65,18 +86,28 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Progr
     assert protokv("inspect", talk, "--words", "--at", "0:06").rows() == rows[:1]
     seen = run_on_terminal(protokv.environment, "inspect", talk, "--words")
     assert [line.split(maxsplit=1) for line in seen.lines()] == [
-        ["start", "text"], ["0:04", rows[0]["text"]], ["0:07", rows[1]["text"]],
-    ]  # fmt: skip
+        ["start", "text"],
+        ["0:04", rows[0]["text"]],
+        ["0:07", rows[1]["text"]],
+    ]
     assert "\x1b[31mmine" not in seen.screen
     early = protokv("inspect", talk, "--words", "--at", "0:03")
-    assert (early.code, early.out, "no words of talk.srt are known" in early.err) == (ExitCode.DONE, "", True)
+    assert (early.code, early.out, "no words of talk.srt are known" in early.err) == (
+        ExitCode.DONE,
+        "",
+        True,
+    )
 
 
 def test_a_state_that_cannot_tell_what_was_said_says_why(
     protokv: Program, watched: Callable[..., Path], talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = protokv("inspect", watched(), "--words")
-    assert (without.code, without.out, "no words: the video had none" in without.err) == (ExitCode.DONE, "", True)
+    assert (without.code, without.out, "no words: the video had none" in without.err) == (
+        ExitCode.DONE,
+        "",
+        True,
+    )
     monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
     for more in (["--layers"], ["-o", "other.zarr"]):
@@ -84,10 +115,14 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
     assert protokv("inspect", protokv.folder, "--words").code == ExitCode.USAGE
 
 
-def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(protokv: Program, tmp_path: Path) -> None:
+def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(
+    protokv: Program, tmp_path: Path
+) -> None:
     dry_run = ("ingest", protokv.folder / "talk.mp4", "--dry-run", "--json", "--subtitles")
     (tmp_path / "bad.srt").write_bytes(b"\0\1junk")
-    (row,), (bare,), (bad,) = (protokv(*dry_run, named).rows() for named in ("auto", "off", tmp_path / "bad.srt"))
+    (row,), (bare,), (bad,) = (
+        protokv(*dry_run, named).rows() for named in ("auto", "off", tmp_path / "bad.srt")
+    )
     assert (row["words"], row["words_lost"], bare["words"]) == ("talk.srt", "", None)
     assert row["tokens"] > bare["tokens"]
     assert bad["words_lost"] == "bad.srt holds no subtitles"

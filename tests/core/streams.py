@@ -23,20 +23,34 @@ class PlainRotary:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         half = len(self.frequency)
-        components = positions.repeat((1,) * (positions.ndim - 1) + (-(-half // positions.shape[-1]),))
+        components = positions.repeat(
+            (1,) * (positions.ndim - 1) + (-(-half // positions.shape[-1]),)
+        )
         angles = components[..., :half] * self.frequency
         angles = torch.cat((angles, angles), -1)
         return angles.cos(), angles.sin()
 
 
 class World:
-    """A stream that revisits a few things: each token is one of `things` directions of its head, with some noise."""
+    """A stream that revisits a few things: each token is one of `things` directions of its head,
+    with some noise.
+    """
 
     def __init__(
-        self, shape: MemoryShape, seed: int, *, things: int = 12, noise: float = 0.3, still: float = 0.0
+        self,
+        shape: MemoryShape,
+        seed: int,
+        *,
+        things: int = 12,
+        noise: float = 0.3,
+        still: float = 0.0,
     ) -> None:
-        """Make a world in which a share `still` of the tokens is seen again in the next step, where they were."""
-        self.shape, self.noise, self.still = shape, noise, still
+        """Make a world in which a share `still` of the tokens is seen again in the next step, where
+        they were.
+        """
+        self.shape = shape
+        self.noise = noise
+        self.still = still
         self._last: StepKV | None = None
         self.rotary = PlainRotary(shape.head_size)
         self.generator = torch.Generator().manual_seed(seed)
@@ -53,7 +67,8 @@ class World:
         return self._normal(*size).to(shape.dtype), self._normal(*size).to(shape.dtype)
 
     def step(self, index: int, tokens: int) -> StepKV:
-        shape, T = self.shape, tokens
+        shape = self.shape
+        T = tokens
         which = torch.randint(self.keys.shape[2], (T,), generator=self.generator)
         size = (shape.layers, shape.kv_heads, T, shape.head_size)
         keys = self.keys[:, :, which] + self.noise * self._normal(*size)
@@ -61,29 +76,47 @@ class World:
         positions = self.time + torch.arange(T)[:, None].expand(T, shape.position_components)
         if shape.position_components > 1:
             cells = torch.arange(T) % 3
-            positions = torch.stack((torch.full((T,), index), torch.arange(T) // 3, cells), 1) + shape.sink_tokens
+            positions = (
+                torch.stack((torch.full((T,), index), torch.arange(T) // 3, cells), 1)
+                + shape.sink_tokens
+            )
         self.time += T
         coordinates = torch.rand(T, 2, generator=self.generator)
-        last, n = self._last, 0 if self._last is None else min(T, len(self._last.positions))
+        last = self._last
+        n = 0 if self._last is None else min(T, len(self._last.positions))
         if last is not None and self.still:
             again = (torch.rand(n, generator=self.generator) < self.still).nonzero().squeeze(1) - n
             # What comes from the embedding alone is the same; in later layers a token differs.
             values[0, :, again] = last.values[0, :, again].float()
             coordinates[again] = last.coordinates[again]
         rotated = rotate(keys, *self.rotary(positions)).to(shape.dtype)
-        self._last = StepKV(rotated, values.to(shape.dtype), positions.contiguous(), coordinates, index)
+        self._last = StepKV(
+            rotated, values.to(shape.dtype), positions.contiguous(), coordinates, index
+        )
         return self._last
 
 
 def shape_of(
-    *, layers: int = 2, heads: int = 1, size: int = 8, components: int = 1, sink: int = 2, dtype: torch.dtype = float32
+    *,
+    layers: int = 2,
+    heads: int = 1,
+    size: int = 8,
+    components: int = 1,
+    sink: int = 2,
+    dtype: torch.dtype = float32,
 ) -> MemoryShape:
     return MemoryShape(layers, heads, size, components, sink, dtype, torch.device("cpu"))
 
 
 def small_config(budget: int = 29, **changes: object) -> PaperConfig:
     """The paper's rules in a size where a short stream fills, evicts, ages, merges and recycles."""
-    defaults = {"pseudo_tokens": 2, "idle_steps": 4, "subquantizers": 2, "codewords": 4, "warmup_residuals": 11}
+    defaults = {
+        "pseudo_tokens": 2,
+        "idle_steps": 4,
+        "subquantizers": 2,
+        "codewords": 4,
+        "warmup_residuals": 11,
+    }
     defaults |= {"merge_key_distance": 0.5, "merge_value_distance": 0.5}
     return PaperConfig(budget=budget, **(defaults | changes))
 
@@ -105,11 +138,14 @@ def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:
 def shown_to(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values `[H, N, D]` and bias `[H, N]`, `-inf` where free, of all that a layer reads.
 
-    Where a segment wants its queries turned, its keys are turned back instead: the logits are the same.
+    Where a segment wants its queries turned, its keys are turned back instead: the logits are the
+    same.
     """
     segments = context.at(layer, query)
     keys = [
-        one.keys if one.query_rotation is None else unrotate(one.keys.float(), *one.query_rotation).to(one.keys.dtype)
+        one.keys
+        if one.query_rotation is None
+        else unrotate(one.keys.float(), *one.query_rotation).to(one.keys.dtype)
         for one in segments
     ]
     bias = torch.cat([segment.bias for segment in segments], 1)

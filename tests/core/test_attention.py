@@ -1,4 +1,6 @@
-"""Attention over biased slots and a causal tail: the fused one, the plain one, and a dense softmax written out."""
+"""Attention over biased slots and a causal tail: the fused one, the plain one, and a dense softmax
+written out.
+"""
 
 import math
 from dataclasses import replace
@@ -23,7 +25,9 @@ CPU = torch.device("cpu")
 Case = tuple[Tensor, list[KVSegment], tuple[Tensor, Tensor], float]
 
 
-def dense(query: Tensor, segments: list[KVSegment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+def dense(
+    query: Tensor, segments: list[KVSegment], tail: tuple[Tensor, Tensor], scaling: float
+) -> Tensor:
     """Equation 3 of the paper, one query head and one query at a time, in float64."""
     heads, T, D = query.shape
     H, n = tail[0].shape[:2]
@@ -31,7 +35,8 @@ def dense(query: Tensor, segments: list[KVSegment], tail: tuple[Tensor, Tensor],
     for head in range(heads):
         h = head // (heads // H)
         for i in range(T):
-            logits, values = [], []
+            logits = []
+            values = []
             for part in segments:
                 asked = query[head, i].double()
                 if part.query_rotation is not None:
@@ -46,13 +51,15 @@ def dense(query: Tensor, segments: list[KVSegment], tail: tuple[Tensor, Tensor],
 
 
 def allowed(case: Case, dtype: torch.dtype) -> dict[str, float]:
-    """What an order of sums leaves of a weighted mean: products over a head, and values of all tokens by their weights.
+    """What an order of sums leaves of a weighted mean: products over a head, and values of all
+    tokens by their weights.
 
     Logits are of order one here, and so is what their rounding changes of a weight.
     """
     query, segments, (_, values), _ = case
     shown = [*(segment.values for segment in segments), values]
-    # What is rounded to a shorter dtype: turned queries, weights, the parts that are merged and what comes out.
+    # What is rounded to a shorter dtype: turned queries, weights, the parts that are merged and
+    # what comes out.
     terms = 4 if dtype != torch.float32 else query.shape[2] + sum(part.shape[1] for part in shown)
     scale = max(float(part.abs().max()) for part in shown if part.numel())
     return {"rtol": 0.0, "atol": tolerance(dtype, terms, scale)}
@@ -60,8 +67,12 @@ def allowed(case: Case, dtype: torch.dtype) -> dict[str, float]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any grouping, number and size of segments and dtype, some slots free, some heads with no slot in use."""
-    H, groups, T = draw(st.integers(1, 3)), draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    """Any grouping, number and size of segments and dtype, some slots free, some heads with no slot
+    in use.
+    """
+    H = draw(st.integers(1, 3))
+    groups = draw(st.integers(1, 7))
+    T = draw(st.integers(1, 7))
     D = draw(st.sampled_from([2, 6, 16, 34]))
     n = T + draw(st.integers(0, 5))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
@@ -72,7 +83,11 @@ def cases(draw: st.DrawFn) -> Case:
         bias = torch.rand(H, N, generator=g) * 6
         bias[torch.rand(H, N, generator=g) < 0.3] = EMPTY_BIAS
         bias[: draw(st.integers(0, H))] = EMPTY_BIAS
-        turn = PlainRotary(D)(torch.tensor([draw(st.integers(-99, 99))])) if draw(st.booleans()) else None
+        turn = (
+            PlainRotary(D)(torch.tensor([draw(st.integers(-99, 99))]))
+            if draw(st.booleans())
+            else None
+        )
         segments.append(KVSegment(normal(H, N, D), normal(H, N, D), bias, turn))
     # Keys of attention are as often parts of larger tensors as not.
     tail = normal(H, n + 3, D)[:, :n], normal(H, n + 3, D)[:, :n]
@@ -98,23 +113,34 @@ def test_the_fused_form_is_the_plain_one(case: Case) -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 40), st.booleans(), st.integers(0, 9))
-def test_every_kernel_returns_the_same_output_and_log_sum_exp(H: int, M: int, N: int, shared: bool, seed: int) -> None:
+def test_every_kernel_returns_the_same_output_and_log_sum_exp(
+    H: int, M: int, N: int, shared: bool, seed: int
+) -> None:
     g = torch.Generator().manual_seed(seed)
     query, keys, values = (torch.randn(H, size, 16, generator=g) for size in (M, N, N))
     mask = torch.randn(*((1, M, N) if shared else (H, 1, N)), generator=g)
     out, lse = kernels.compute_attention(query, keys, values, mask, 0.25)
     logits = (query @ keys.transpose(1, 2)).double() * 0.25 + mask
     largest = max(float(part.abs().max()) for part in (values, logits, lse))
-    torch.testing.assert_close(lse.double(), logits.logsumexp(-1), rtol=0, atol=tolerance(lse.dtype, 16 + N, largest))
-    for mine, other in zip(kernels._by_products(query, keys, values, mask, 0.25), (out, lse), strict=True):
+    torch.testing.assert_close(
+        lse.double(), logits.logsumexp(-1), rtol=0, atol=tolerance(lse.dtype, 16 + N, largest)
+    )
+    for mine, other in zip(
+        kernels._by_products(query, keys, values, mask, 0.25), (out, lse), strict=True
+    ):
         torch.testing.assert_close(mine, other, **near(other, 16 + N, largest))
 
 
 @st.composite
 def masses(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Query, keys, values and bias of odd sizes in half precision: masses to 10^6, some slots or whole heads free."""
-    H, M, N = draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.integers(1, 67))
-    D, dtype = draw(st.sampled_from([8, 16, 24, 64, 128])), draw(st.sampled_from([torch.bfloat16, torch.float16]))
+    """Query, keys, values and bias of odd sizes in half precision: masses to 10^6, some slots or
+    whole heads free.
+    """
+    H = draw(st.integers(1, 3))
+    M = draw(st.integers(1, 9))
+    N = draw(st.integers(1, 67))
+    D = draw(st.sampled_from([8, 16, 24, 64, 128]))
+    dtype = draw(st.sampled_from([torch.bfloat16, torch.float16]))
     g = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     query, keys, values = (torch.randn(H, size, D, generator=g).to(dtype) for size in (M, N, N))
     bias = torch.rand(H, N, generator=g) * math.log(draw(st.sampled_from([2.0, 1e3, 1e6])))
@@ -124,7 +150,9 @@ def masses(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @given(masses())
-def test_a_bias_in_the_columns_of_the_keys_is_a_bias(case: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def test_a_bias_in_the_columns_of_the_keys_is_a_bias(
+    case: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> None:
     query, keys, values, bias = case
     D = keys.shape[2]
     columns = kernels.make_bias_columns(bias, D**-0.5, keys.dtype)
@@ -135,13 +163,16 @@ def test_a_bias_in_the_columns_of_the_keys_is_a_bias(case: tuple[Tensor, Tensor,
     # Of a bias up to 14 three parts keep what float32 keeps.
     added = columns.double().sum(-1) * D**-0.5
     torch.testing.assert_close(added[used], bias[used].double(), rtol=0, atol=2e-6)
-    exact, head = (query.double() @ keys.double().transpose(1, 2) * D**-0.5 + bias[:, None]).logsumexp(-1), used.any(1)
-    # The exponentials of the CPU's kernel keep 14 bits; a bias in half precision would be off by 0.03.
+    exact = (query.double() @ keys.double().transpose(1, 2) * D**-0.5 + bias[:, None]).logsumexp(-1)
+    head = used.any(1)
+    # The exponentials of the CPU's kernel keep 14 bits; a bias in half precision would be off by
+    # 0.03.
     torch.testing.assert_close(lse[head].double(), exact[head], rtol=0, atol=2**-13)
     expected, _ = kernels._by_products(query, keys, values, bias[:, None], D**-0.5)
     spread = tolerance(keys.dtype, 4, float(values.abs().max()))
     torch.testing.assert_close(out[head], expected[head], rtol=0, atol=spread)
-    # A head whose slots are all free has a finite result, which counts for nothing beside any token.
+    # A head whose slots are all free has a finite result, which counts for nothing beside any
+    # token.
     assert out.isfinite().all()
     assert (lse[~head] < -8000).all()
 
@@ -149,7 +180,9 @@ def test_a_bias_in_the_columns_of_the_keys_is_a_bias(case: tuple[Tensor, Tensor,
 @given(cases())
 def test_attention_by_columns_is_the_plain_one(case: Case) -> None:
     query, segments, local, scaling = case
-    with patch.object(kernels, "uses_bias_columns", lambda size, dtype, _: dtype in kernels.HALF_DTYPES):
+    with patch.object(
+        kernels, "uses_bias_columns", lambda size, dtype, _: dtype in kernels.HALF_DTYPES
+    ):
         out = attend(query, segments, local, scaling)
         # Another scale than the columns were made for.
         other = attend(query, [widened(one) for one in segments], local, 2 * scaling)
@@ -162,7 +195,9 @@ def widened(segment: KVSegment) -> KVSegment:
     """Return a segment with columns, where its dtype has any."""
     if segment.keys.dtype == torch.float32:
         return segment
-    columns = kernels.make_bias_columns(segment.bias, segment.keys.shape[2] ** -0.5, segment.keys.dtype)
+    columns = kernels.make_bias_columns(
+        segment.bias, segment.keys.shape[2] ** -0.5, segment.keys.dtype
+    )
     keys, values = kernels.append_bias_columns(segment.keys, segment.values, columns)
     return replace(segment, keys=keys, values=values)
 
@@ -173,18 +208,21 @@ def rms(values: Tensor) -> float:
 
 def test_half_precision_keeps_the_float32_bias() -> None:
     g = torch.Generator().manual_seed(5)
-    # Large masses that differ by less than bfloat16 can tell apart, over keys that are all alike: only the bias counts.
+    # Large masses that differ by less than bfloat16 can tell apart, over keys that are all alike:
+    # only the bias counts.
     keys = torch.ones(1, 300, 32).bfloat16()
     values = torch.randn(1, 300, 32, generator=g).bfloat16()
     bias = math.log(50_000.0) + torch.rand(1, 300, generator=g) * 2e-2
     assert bias.bfloat16().unique().numel() == 1
     values[0, bias[0] > bias.median()] += 1
     values[0, bias[0] <= bias.median()] -= 1
-    query, tail = torch.ones(1, 1, 32).bfloat16(), (keys[:, :1], values[:, :1])
+    query = torch.ones(1, 1, 32).bfloat16()
+    tail = (keys[:, :1], values[:, :1])
     segment = KVSegment(keys, values, bias)
     expected = dense(query, [segment], tail, 0.0)
     flat = dense(query, [KVSegment(keys, values, bias.bfloat16().float())], tail, 0.0)
-    # Accumulated and rounded once in the dtype; without the bias's low bits the mean would be off by ten times that.
+    # Accumulated and rounded once in the dtype; without the bias's low bits the mean would be off
+    # by ten times that.
     assert rms(attend(query, [segment], tail, 0.0) - expected) < 0.3 * rms(flat - expected)
 
 
@@ -217,16 +255,26 @@ def test_a_token_sees_slots_and_answer_as_one(
     (H, _, D), dtype, g = keys.shape, keys.dtype, torch.Generator().manual_seed(asked)
     columns = kernels.make_bias_columns(bias, D**-0.5, dtype)
     behind = torch.zeros(H, ANSWER_ROWS, 3, dtype=dtype)
-    empty = torch.randn(2, H, ANSWER_ROWS, D, generator=g).to(dtype)  # what an earlier answer has left
+    # what an earlier answer has left
+    empty = torch.randn(2, H, ANSWER_ROWS, D, generator=g).to(dtype)
     wide = zip((keys, values), empty, strict=True)
-    rows = kernels.append_bias_columns(*(torch.cat(both, 1) for both in wide), torch.cat((columns, behind), 1))
-    context = SlotContext(keys[None], values[None], bias[None], slice(0), rows=(rows[0][None], rows[1][None]))
-    room, cache, said = AnswerBuffer(ANSWER_ROWS, CPU, context.answer_rows()), TokenCache(1), []
-    cache.context, cache.layers[0].room = context, room
+    rows = kernels.append_bias_columns(
+        *(torch.cat(both, 1) for both in wide), torch.cat((columns, behind), 1)
+    )
+    context = SlotContext(
+        keys[None], values[None], bias[None], slice(0), rows=(rows[0][None], rows[1][None])
+    )
+    room = AnswerBuffer(ANSWER_ROWS, CPU, context.answer_rows())
+    cache = TokenCache(1)
+    said = []
+    cache.context = context
+    cache.layers[0].room = room
     # A question with padding behind it, and three tokens, each over what nobody sees.
     for count in (asked, 1, 1, 1):
         more = padding if not said else 0
-        new, query = (torch.randn(n, count + more, D, generator=g).to(dtype) for n in (2 * H, H * groups))
+        new, query = (
+            torch.randn(n, count + more, D, generator=g).to(dtype) for n in (2 * H, H * groups)
+        )
         with patch.object(kernels, "uses_bias_columns", lambda *_: True):
             room.enter(count + more)
             out = cache.attend(0, query, new[:H], new[H:], D**-0.5)
@@ -241,8 +289,11 @@ def test_a_token_sees_slots_and_answer_as_one(
 def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(case: Case) -> None:
     query, segments, (keys, _), scaling = case
     slots, tail = measure_attention_weights(query[:, -1], segments, keys, scaling)
-    H, N = keys.shape[0], sum(segment.keys.shape[1] for segment in segments)
-    expected = plain.weights(query, segments, keys, scaling)[:, -1].view(H, -1, N + keys.shape[1]).mean(1)
+    H = keys.shape[0]
+    N = sum(segment.keys.shape[1] for segment in segments)
+    expected = (
+        plain.weights(query, segments, keys, scaling)[:, -1].view(H, -1, N + keys.shape[1]).mean(1)
+    )
     # In whatever dtype the model is, logits and weights are float32.
     terms = query.shape[2] + N + keys.shape[1]
     torch.testing.assert_close(torch.cat((slots, tail), 1), expected, **near(expected, terms))

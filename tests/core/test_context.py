@@ -1,4 +1,6 @@
-"""Re-anchoring: what is in memory, shown at consecutive positions, and the attention that this gives."""
+"""Re-anchoring: what is in memory, shown at consecutive positions, and the attention that this
+gives.
+"""
 
 import math
 
@@ -9,7 +11,13 @@ from hypothesis import strategies as st
 
 from protokv.core import rotary
 from protokv.core.context import CachedContext, CompactContext, Context, PositionFacts, SlotContext
-from protokv.core.rotary import PreciseRotary, mark_moving_components, rerotate, rotate, rotate_by_moves_
+from protokv.core.rotary import (
+    PreciseRotary,
+    mark_moving_components,
+    rerotate,
+    rotate,
+    rotate_by_moves_,
+)
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance
@@ -19,7 +27,8 @@ ROTARY = PlainRotary(8)
 # By the number of position components.
 PRECISE = {components: PreciseRotary(ROTARY, components) for components in (1, 3)}
 LATE = 2**31
-# Of two angles the cosines and sines are rounded, the products of these, and those with a pair of numbers of a key.
+# Of two angles the cosines and sines are rounded, the products of these, and those with a pair of
+# numbers of a key.
 TURNED = 6
 
 
@@ -35,26 +44,35 @@ def shown_positions(context: Context) -> torch.Tensor:
     return there
 
 
-def literal(context: SlotContext, anchoring: PositionFacts, span: int) -> tuple[SlotContext, int, int]:
-    """Compact placement written out slot by slot, every key turned: the slots, the shift and the next position."""
+def literal(
+    context: SlotContext, anchoring: PositionFacts, span: int
+) -> tuple[SlotContext, int, int]:
+    """Compact placement written out slot by slot, every key turned: the slots, the shift and the
+    next position.
+    """
     assert context.positions is not None
-    places, live = context.positions().tolist(), (context.bias > -torch.inf).tolist()
+    places = context.positions().tolist()
+    live = (context.bias > -torch.inf).tolist()
     L, H, N = context.bias.shape
     heads = [(layer, head) for layer in range(L) for head in range(H)]
-    near_slots, far_slots = range(context.far.stop, N), range(context.far.start, context.far.stop)
+    near_slots = range(context.far.stop, N)
+    far_slots = range(context.far.start, context.far.stop)
     near_times, far_times = (
         [places[a][b][slot][0] for a, b in heads for slot in slots if live[a][b][slot]]
         for slots in (near_slots, far_slots)
     )
     near = min(near_times) if near_times else max(far_times, default=-1) + 1
     older = {
-        (a, b): sorted({places[a][b][s][0] for s in far_slots if live[a][b][s] and places[a][b][s][0] < near})
+        (a, b): sorted(
+            {places[a][b][s][0] for s in far_slots if live[a][b][s] and places[a][b][s][0] < near}
+        )
         for a, b in heads
     }
     shift = near - anchoring.origin - span
     if shift <= 0:
         return context, 0, anchoring.end
-    moved, last = context.positions().clone(), anchoring.origin - 1
+    moved = context.positions().clone()
+    last = anchoring.origin - 1
     for a, b in heads:
         times = older[a, b]
         for slot in range(context.far.start, N):
@@ -67,14 +85,24 @@ def literal(context: SlotContext, anchoring: PositionFacts, span: int) -> tuple[
                 last = max(last, int(moved[a, b, slot].max()))
     seen = slice(context.far.start, None)
     keys = context.keys.clone()
-    keys[:, :, seen] = rerotate(keys[:, :, seen], context.positions()[:, :, seen], moved[:, :, seen], anchoring.rotary)
-    return SlotContext(keys, context.values, context.bias, context.far, lambda: moved), shift, last + 1
+    keys[:, :, seen] = rerotate(
+        keys[:, :, seen], context.positions()[:, :, seen], moved[:, :, seen], anchoring.rotary
+    )
+    return (
+        SlotContext(keys, context.values, context.bias, context.far, lambda: moved),
+        shift,
+        last + 1,
+    )
 
 
 @st.composite
 def contexts(draw: st.DrawFn) -> tuple[SlotContext, PositionFacts]:
-    """Any times of far slots (copies of near ones too), any slots free, one position component or three."""
-    H, F, W = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 5))
+    """Any times of far slots (copies of near ones too), any slots free, one position component or
+    three.
+    """
+    H = draw(st.integers(1, 3))
+    F = draw(st.integers(0, 9))
+    W = draw(st.integers(0, 5))
     P, moving = draw(st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]))
     start = draw(st.integers(ORIGIN, 300)) + draw(st.sampled_from([0, 0, 2**16, LATE]))
     gap = draw(st.integers(1, 3))
@@ -93,11 +121,17 @@ def contexts(draw: st.DrawFn) -> tuple[SlotContext, PositionFacts]:
     bias[..., ORIGIN + F :].masked_fill_(torch.rand(W, generator=g) < 0.3, -torch.inf)
     keys = rotate(bare, *PRECISE[P](positions))
     context = SlotContext(keys, values, bias, slice(ORIGIN, ORIGIN + F), lambda: positions)
-    return context, PositionFacts(PRECISE[P], ORIGIN, int(positions.max()) + draw(st.integers(1, 9)), moving)
+    return context, PositionFacts(
+        PRECISE[P], ORIGIN, int(positions.max()) + draw(st.integers(1, 9)), moving
+    )
 
 
-def attended(expected: torch.Tensor, context: SlotContext, tail: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
-    """The tolerance for attention: keys are turned, products go over a head, and values are weighed."""
+def attended(
+    expected: torch.Tensor, context: SlotContext, tail: tuple[torch.Tensor, torch.Tensor]
+) -> dict[str, float]:
+    """The tolerance for attention: keys are turned, products go over a head, and values are
+    weighed.
+    """
     terms = TURNED + 8 + context.values.shape[2] + tail[1].shape[1]
     return near(expected, terms, max(float(context.values.abs().max()), float(tail[1].abs().max())))
 
@@ -116,9 +150,12 @@ def test_turned_queries_attend_as_over_keys_turned_one_by_one(
     assert torch.equal(shown_positions(shown) * live, shown_positions(expected) * live)
     g = torch.Generator().manual_seed(1)
     H = context.keys.shape[1]
-    query, tail = torch.randn(2 * H, 3, 8, generator=g), (torch.randn(H, 3, 8, generator=g),) * 2
+    query = torch.randn(2 * H, 3, 8, generator=g)
+    tail = (torch.randn(H, 3, 8, generator=g),) * 2
     for layer in range(2):
-        one, other = (plain.attend(query, each.at(layer, query), tail, 0.3) for each in (shown, expected))
+        one, other = (
+            plain.attend(query, each.at(layer, query), tail, 0.3) for each in (shown, expected)
+        )
         torch.testing.assert_close(one, other, **attended(other, context, tail))
         # Far keys are turned once for all of an answer.
         assert held.at(layer, query) is held.at(layer, query)
@@ -134,12 +171,18 @@ def test_keys_turned_in_parts_by_the_pairs_that_move_are_turned_by_their_own_ang
     g = torch.Generator().manual_seed(rows)
     keys = torch.randn(3, 11, 8, generator=g)
     moves = torch.randint(1 - end, end, (3, 11), generator=g)
-    turned, precise = keys.clone(), PRECISE[components]
+    turned = keys.clone()
+    precise = PRECISE[components]
     rotate_by_moves_(turned, moves, precise, moving)
     expected = rotate(
-        keys, *precise(moves[..., None] * mark_moving_components(moving, components, torch.device("cpu")))
+        keys,
+        *precise(
+            moves[..., None] * mark_moving_components(moving, components, torch.device("cpu"))
+        ),
     )
-    torch.testing.assert_close(turned, expected, **near(expected, TURNED, math.sqrt(2) * float(keys.abs().max())))
+    torch.testing.assert_close(
+        turned, expected, **near(expected, TURNED, math.sqrt(2) * float(keys.abs().max()))
+    )
 
 
 def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,19 +198,26 @@ def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("size", [2, 8, 34, 128])
 @given(st.integers(0, 2**33 - 1), st.integers(1, 3))
-def test_precise_angles_are_right_at_any_position(size: int, position: int, components: int) -> None:
+def test_precise_angles_are_right_at_any_position(
+    size: int, position: int, components: int
+) -> None:
     precise = PreciseRotary(PlainRotary(size), components)
     places = torch.tensor([[position // (1 + component) for component in range(components)]])
     for mine, expected in zip(precise.of_pairs(places), oracle(precise, places), strict=True):
         # The part of a turn is rounded, and is pi at the most, and so is its cosine.
-        torch.testing.assert_close(mine.double(), expected, rtol=0, atol=tolerance(mine.dtype, 2, math.pi))
+        torch.testing.assert_close(
+            mine.double(), expected, rtol=0, atol=tolerance(mine.dtype, 2, math.pi)
+        )
 
 
 @pytest.mark.parametrize("size", [2, 8, 34, 128])
 @given(st.integers(0, 2**15), st.integers(1, 3))
-def test_precise_angles_are_the_model_s_at_small_positions(size: int, position: int, components: int) -> None:
+def test_precise_angles_are_the_model_s_at_small_positions(
+    size: int, position: int, components: int
+) -> None:
     places = torch.tensor([[position // (1 + component) for component in range(components)]])
-    mine, theirs = PreciseRotary(PlainRotary(size), components)(places), PlainRotary(size)(places)
+    mine = PreciseRotary(PlainRotary(size), components)(places)
+    theirs = PlainRotary(size)(places)
     # The model rounds its rate and its angle to float32; no pair turns by more than one a position.
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other, **near(other, 2, position + math.pi))
@@ -179,4 +229,6 @@ def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) ->
     one, other = (torch.full((5, 1), position) for position in (here, there))
     turned = rerotate(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
     expected = rotate(bare, *PRECISE[1](other))
-    torch.testing.assert_close(turned, expected, **near(expected, 2 * TURNED, math.sqrt(2) * float(bare.abs().max())))
+    torch.testing.assert_close(
+        turned, expected, **near(expected, 2 * TURNED, math.sqrt(2) * float(bare.abs().max()))
+    )

@@ -29,7 +29,8 @@ def test_a_token_more_is_a_token_more_after_many(config: MemoryConfig) -> None:
     world.time = 2**30 + 8
     for index in range(1, 9):
         memory.append(world.step(index, 3))
-        # Nothing is gone, and nothing came twice: every token is in the mass of one prototype, to the last one.
+        # Nothing is gone, and nothing came twice: every token is in the mass of one prototype, to
+        # the last one.
         assert (bank.mass.sum(-1) == 4 * LONG + 8 + 3 * index).all()
         assert float(bank.position.max()) == world.time - 1
     assert torch.isfinite(memory.context().bias).all()
@@ -37,7 +38,9 @@ def test_a_token_more_is_a_token_more_after_many(config: MemoryConfig) -> None:
 
 def test_a_mean_position_of_a_billion_tokens_still_moves() -> None:
     world = World(shape_of(layers=1, heads=1, size=4, sink=0), 0, things=1, noise=0.01)
-    memory = PaperPrototypeMemory(ContinuityConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
+    memory = PaperPrototypeMemory(
+        ContinuityConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary
+    )
     memory.start(*world.sink())
     memory.append(world.step(0, 1))
     bank = memory._bank

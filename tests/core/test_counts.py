@@ -1,9 +1,11 @@
-"""How many operations and host waits a session adds to a forward, counted at the shapes of a 7B model.
+"""How many operations and host waits a session adds to a forward, counted at the shapes of a 7B
+model.
 
-How they are counted is in `counting`. The model is a stub that attends and does nothing else. Bounds are of one steady
-step at 4 KV heads of 128 and 196 tokens a step, in bfloat16: of everything between the vision tower and the next step,
-attention and the update of the memory alike. A bound is so many operations, and so many more a layer. It is held at 3
-layers by default, and at the 28 of a 7B model among the slow tests.
+How they are counted is in `counting`. The model is a stub that attends and does nothing else.
+Bounds are of one steady step at 4 KV heads of 128 and 196 tokens a step, in bfloat16: of everything
+between the vision tower and the next step, attention and the update of the memory alike. A bound is
+so many operations, and so many more a layer. It is held at 3 layers by default, and at the 28 of a
+7B model among the slow tests.
 """
 
 from collections import Counter
@@ -27,9 +29,9 @@ from tests.stub_backbone import StubBackbone
 
 # Memories whose decoding steps do not wait for the device.
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
-# Operations of a step, and those that each layer adds: 236 and 500 at 28 layers, and 580 and 1,440 at compact
-# positions, where each layer's queries are turned for the near window, and its far keys for themselves. Casts are seen
-# only where nothing runs in inference mode.
+# Operations of a step, and those that each layer adds: 236 and 500 at 28 layers, and 580 and 1,440
+# at compact positions, where each layer's queries are turned for the near window, and its far keys
+# for themselves. Casts are seen only where nothing runs in inference mode.
 OPERATIONS = {
     "stream": {"sliding-window": (42, 7), "durable": (275, 7)},
     "compact": {"sliding-window": (162, 15), "durable": (392, 38)},
@@ -42,10 +44,15 @@ DECODING_OPERATIONS = {"stream": (16, 10), "compact": (6, 16)}
 
 @pytest.fixture(autouse=True)
 def _seen_by_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs in inference mode is hidden from a dispatch mode in part. Decorated methods go without it."""
+    """What runs in inference mode is hidden from a dispatch mode in part. Decorated methods go
+    without it.
+    """
     monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())
     for name, method in list(vars(Session).items()):
-        if isinstance(method, FunctionType) and method.__code__.co_name in ("decorate_context", "generator_context"):
+        if isinstance(method, FunctionType) and method.__code__.co_name in (
+            "decorate_context",
+            "generator_context",
+        ):
             monkeypatch.setattr(Session, name, method.__wrapped__)
 
 
@@ -55,16 +62,24 @@ def watch(session: Session) -> None:
         session.take([step], [session.clock.steps * 1.0])
 
 
-def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions: PositionMode = "stream") -> Session:
+def filled(
+    backbone: StubBackbone, kind: str, budget: int, steps: int, positions: PositionMode = "stream"
+) -> Session:
     """A session that has seen as many steps; the model is left out for all but the last two."""
     session = Session.start(backbone, MemoryConfig.of(kind, budget=budget, positions=positions))
     T = len(backbone.step.embeddings)
     keys = torch.randn(backbone.layers, backbone.kv_heads, T, backbone.head_size).to(backbone.dtype)
     for index in range(steps - 2):
-        places = backbone.step_positions(backbone.step, origin=14, start=14, index=index, time_s=index).positions
+        places = backbone.step_positions(
+            backbone.step, origin=14, start=14, index=index, time_s=index
+        ).positions
         session.memory.append(StepKV(keys + index % 7, keys, places, torch.rand(T, 2), index))
     session.clock = replace(
-        session.clock, steps=steps - 2, stream_time_s=steps - 2.0, next_position=14 + steps, tokens_seen=T * (steps - 2)
+        session.clock,
+        steps=steps - 2,
+        stream_time_s=steps - 2.0,
+        next_position=14 + steps,
+        tokens_seen=T * (steps - 2),
     )
     for _ in range(2):
         watch(session)
@@ -104,7 +119,12 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     with FakeTensorMode(), Counting() as counting:
         backbone = StubBackbone(layers=layers)
         backbone.precise_rotary = precise
-        precise._made = {backbone.device: (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))}
+        precise._made = {
+            backbone.device: (
+                torch.empty(64, dtype=torch.int64),
+                torch.empty(64, dtype=torch.int64),
+            )
+        }
         # Whether a stream is beyond the model's range is not asked either.
         backbone.max_position = 20 if positions == "compact" else None
         session = filled(backbone, kind, budget, budget // 196 + 3, positions)
@@ -135,7 +155,13 @@ def test_the_proof_would_notice_a_wait() -> None:
         numbers.nonzero(as_tuple=True)
         numbers.max().item()
         numbers.tolist()
-    assert counting.waits == {"index": 1, "index_put_": 1, "nonzero": 1, "_local_scalar_dense": 1, "tolist": 1}
+    assert counting.waits == {
+        "index": 1,
+        "index_put_": 1,
+        "nonzero": 1,
+        "_local_scalar_dense": 1,
+        "tolist": 1,
+    }
 
 
 PENALISED = Decoding(6, temperature=0.7, top_k=9, repetition_penalty=1.1)
@@ -143,10 +169,13 @@ PENALTY_OPERATIONS = 24
 
 
 class Spy:
-    """Stands for `TokenSampler.fetch`: the operations between two reads are those of one decoding step."""
+    """Stands for `TokenSampler.fetch`: the operations between two reads are those of one decoding
+    step.
+    """
 
     def __init__(self, counting: Counting) -> None:
-        self._counting, self.steps = counting, []
+        self._counting = counting
+        self.steps = []
 
     def __call__(self, token: torch.Tensor) -> int:
         self.steps.append((Counter(self._counting.operations), Counter(self._counting.waits)))
@@ -158,13 +187,18 @@ class Spy:
 @pytest.mark.parametrize("kind", DECODED)
 @pytest.mark.parametrize(
     ("positions", "decoding"),
-    [("stream", Decoding(6, temperature=0.7, top_p=0.9)), ("compact", Decoding(6)), ("stream", PENALISED)],
+    [
+        ("stream", Decoding(6, temperature=0.7, top_p=0.9)),
+        ("compact", Decoding(6)),
+        ("stream", PENALISED),
+    ],
     ids=["stream-drawn", "compact-greedy", "stream-penalised"],
 )
 def test_a_decoding_step_waits_for_its_token_alone(
     kind: str, positions: PositionMode, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The counts are those of any size; with data, since some memories wait before the question is forwarded.
+    # The counts are those of any size; with data, since some memories wait before the question is
+    # forwarded.
     backbone = StubBackbone(layers=3, kv_heads=2, groups=2, head_size=16, grid=(3, 3))
     session = filled(backbone, kind, 72, 12, positions)
     with Counting() as counting:
@@ -178,13 +212,19 @@ def test_a_decoding_step_waits_for_its_token_alone(
     assert len(steps) == 4
     for operations, waits in steps:
         assert not waits
-        most = at(backbone.layers, DECODING_OPERATIONS[positions]) + PENALTY_OPERATIONS * (decoding is PENALISED)
+        most = at(backbone.layers, DECODING_OPERATIONS[positions]) + PENALTY_OPERATIONS * (
+            decoding is PENALISED
+        )
         assert operations.total() <= most
     assert len({operations.total() for operations, _ in steps}) == 1
 
 
-@pytest.mark.parametrize(("budget", "layers"), [(1000, 3), pytest.param(24_000, 28, marks=pytest.mark.slow)])
-def test_a_decoding_step_of_a_7b_model_needs_no_data(budget: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("budget", "layers"), [(1000, 3), pytest.param(24_000, 28, marks=pytest.mark.slow)]
+)
+def test_a_decoding_step_of_a_7b_model_needs_no_data(
+    budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FakeTensorMode(), Counting() as counting:
         session = filled(StubBackbone(layers=layers), "sliding-window", budget, budget // 196 + 2)
         spy = Spy(counting)

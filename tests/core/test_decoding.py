@@ -4,9 +4,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from protokv.core.decoding import Decoding, Detokenizer, TokenSampler, is_looping, penalise_repetition
+from protokv.core.decoding import (
+    Decoding,
+    Detokenizer,
+    TokenSampler,
+    is_looping,
+    penalise_repetition,
+)
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -14,46 +24,66 @@ CPU = torch.device("cpu")
 
 def test_a_draw_is_that_of_multinomial() -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
-    choose, generator = TokenSampler(Decoding(temperature=1.5, seed=3), CPU), torch.Generator().manual_seed(3)
+    choose = TokenSampler(Decoding(temperature=1.5, seed=3), CPU)
+    generator = torch.Generator().manual_seed(3)
     for _ in range(20):
         ordered, ids = (logits / 1.5).softmax(-1).sort(descending=True)
-        assert choose(logits).tolist() == ids[torch.multinomial(ordered, 1, generator=generator)].tolist()
+        assert (
+            choose(logits).tolist()
+            == ids[torch.multinomial(ordered, 1, generator=generator)].tolist()
+        )
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 30))
 def test_a_penalty_is_that_of_transformers(seed: int, size: int, length: int) -> None:
     g = torch.Generator().manual_seed(seed)
-    logits, ids = torch.randn(size, generator=g), torch.randint(size, (length,), generator=g)
+    logits = torch.randn(size, generator=g)
+    ids = torch.randint(size, (length,), generator=g)
     expected = RepetitionPenaltyLogitsProcessor(1.3)(ids[None], logits[None])[0]
     # A negative id is no token.
     for found in (ids, torch.cat((ids, torch.tensor([-1])))):
         assert torch.equal(penalise_repetition(logits, found, 1.3), expected)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 14), st.sampled_from([0.3, 0.9, 1.0]))
-def test_a_draw_is_among_the_tokens_that_transformers_leaves(seed: int, size: int, top_k: int, top_p: float) -> None:
+@given(
+    st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 14), st.sampled_from([0.3, 0.9, 1.0])
+)
+def test_a_draw_is_among_the_tokens_that_transformers_leaves(
+    seed: int, size: int, top_k: int, top_p: float
+) -> None:
     logits = torch.randn(size, generator=torch.Generator().manual_seed(seed))
     left = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, logits[None]))[0].isfinite()
     choose = TokenSampler(Decoding(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed), CPU)
-    assert {choose.fetch(choose(logits)) for _ in range(20)} <= set(left.nonzero().flatten().tolist())
+    assert {choose.fetch(choose(logits)) for _ in range(20)} <= set(
+        left.nonzero().flatten().tolist()
+    )
 
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    TokenSampler(Decoding(temperature=1.0), CPU)(torch.randn(7, generator=torch.Generator().manual_seed(0)))
+    TokenSampler(Decoding(temperature=1.0), CPU)(
+        torch.randn(7, generator=torch.Generator().manual_seed(0))
+    )
     assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_new_tokens", 0), ("max_new_tokens", 10**9), ("temperature", -0.1), ("temperature", float("nan")),
-        ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5), ("repetition_penalty", 0.0),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 10**9),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("top_k", 2.5),
+        ("repetition_penalty", 0.0),
         ("repetition_penalty", float("inf")),
     ],
-)  # fmt: skip
+)
 def test_impossible_settings_are_named(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
         Decoding(**{name: value})  # type: ignore[arg-type]
@@ -61,16 +91,23 @@ def test_impossible_settings_are_named(name: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("raw", "shown", "end"),
-    [("aé!".encode(), ["a", "", "é", "!"], ""), ("é".encode()[:1], [""], "\N{REPLACEMENT CHARACTER}")],
+    [
+        ("aé!".encode(), ["a", "", "é", "!"], ""),
+        ("é".encode()[:1], [""], "\N{REPLACEMENT CHARACTER}"),
+    ],
 )
-def test_a_character_in_two_tokens_waits_for_its_rest_or_the_end(raw: bytes, shown: list[str], end: str) -> None:
+def test_a_character_in_two_tokens_waits_for_its_rest_or_the_end(
+    raw: bytes, shown: list[str], end: str
+) -> None:
     stream = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
     assert [stream.push(byte) for byte in raw] == shown
     assert stream.finish() == end
 
 
 @pytest.mark.parametrize("group", [[7], [7, 8], [1, 2, 3, 4, 5], list(range(32))])
-def test_a_group_of_tokens_again_and_again_is_a_repetition_wherever_it_begins(group: list[int]) -> None:
+def test_a_group_of_tokens_again_and_again_is_a_repetition_wherever_it_begins(
+    group: list[int],
+) -> None:
     ids = [99, 98, *group * 40]
     first = next(n for n in range(len(ids)) if is_looping(ids[:n]))
     assert first == 2 + max(32, 8 * len(group))
@@ -93,9 +130,14 @@ def test_laughter_and_tables_are_no_repetition(ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(0.7, 0.0), (0.0, 0.4), (-1.0, 0.4)])
-def test_tokens_of_the_answer_are_penalised_as_in_openais_interface(presence: float, frequency: float) -> None:
-    logits, counts = torch.randn(9, generator=torch.Generator().manual_seed(3)), torch.zeros(9)
-    choose = TokenSampler(Decoding(presence_penalty=presence, frequency_penalty=frequency), CPU, prompt=range(9))
+def test_tokens_of_the_answer_are_penalised_as_in_openais_interface(
+    presence: float, frequency: float
+) -> None:
+    logits = torch.randn(9, generator=torch.Generator().manual_seed(3))
+    counts = torch.zeros(9)
+    choose = TokenSampler(
+        Decoding(presence_penalty=presence, frequency_penalty=frequency), CPU, prompt=range(9)
+    )
     for _ in range(12):
         expected = int((logits - presence * (counts > 0) - frequency * counts).argmax())
         assert choose.fetch(choose(logits)) == expected
@@ -109,10 +151,16 @@ def test_tokens_of_the_answer_are_penalised_as_in_openais_interface(presence: fl
 
 @pytest.mark.parametrize(
     ("stop", "shown"),
-    [((), "a star. A ring."), ((". A",), "a star"), (("x", "ring", "star."), "a "), (("ring!",), "a star. A ring.")],
+    [
+        ((), "a star. A ring."),
+        ((". A",), "a star"),
+        (("x", "ring", "star."), "a "),
+        (("ring!",), "a star. A ring."),
+    ],
 )
 def test_a_stop_and_its_beginning_are_never_shown(stop: tuple[str, ...], shown: str) -> None:
-    stream, pieces = Detokenizer(lambda ids: bytes(ids).decode(), stop), list[str]()
+    stream = Detokenizer(lambda ids: bytes(ids).decode(), stop)
+    pieces = list[str]()
     for byte in b"a star. A ring.":
         pieces.append(stream.push(byte))
         assert shown.startswith("".join(pieces))

@@ -1,4 +1,6 @@
-"""Evidence equals attention written out, stands at the right times, and costs nothing unless it is asked for."""
+"""Evidence equals attention written out, stands at the right times, and costs nothing unless it is
+asked for.
+"""
 
 import math
 from functools import partial
@@ -26,11 +28,14 @@ QUESTION = "what is the first star ?"
 
 
 def literal(session: Session) -> dict[int, float]:
-    """Return the share of each step, slot by slot, from the weights of one softmax over everything."""
+    """Return the share of each step, slot by slot, from the weights of one softmax over
+    everything.
+    """
     backbone = session.backbone
     placement = session.placement
     context = placement.place(session.memory.recall(), session.clock.next_position)
-    ids, tail = backbone.suffix_ids(QUESTION), session.cache.fork(context)
+    ids = backbone.suffix_ids(QUESTION)
+    tail = session.cache.fork(context)
     tail.queries = []
     with torch.inference_mode():
         positions = backbone.text_positions(placement.text_start(context, session.clock), len(ids))
@@ -38,12 +43,16 @@ def literal(session: Session) -> dict[int, float]:
     layers = backbone.reading_layers or range(backbone.layers)
     found: dict[int, float] = {}
     for layer in layers:
-        query, places = tail.queries[layer], context.positions_at(layer)
+        query = tail.queries[layer]
+        places = context.positions_at(layer)
         assert places is not None
         segments = context.at(layer, query)
-        weights = plain.weights(query, segments, tail.memory_layers[layer].read()[0], backbone.head_size**-0.5)[:, -1]
+        weights = plain.weights(
+            query, segments, tail.memory_layers[layer].read()[0], backbone.head_size**-0.5
+        )[:, -1]
         bias = torch.cat([segment.bias for segment in segments], 1)
-        heads, groups = len(weights), len(weights) // len(bias)
+        heads = len(weights)
+        groups = len(weights) // len(bias)
         for head in range(heads):
             for slot in range(len(backbone.prefix_ids), bias.shape[1]):
                 log_n = float(bias[head // groups, slot])
@@ -71,16 +80,22 @@ def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -
 @pytest.mark.parametrize("kind", sorted(MEMORIES))
 def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=36), range(12))
-    plainly, told = (session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True))
+    plainly, told = (
+        session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True)
+    )
     assert (told.text, told.mean_logprob, told.context_tokens) == (
-        plainly.text, plainly.mean_logprob, plainly.context_tokens,
-    )  # fmt: skip
+        plainly.text,
+        plainly.mean_logprob,
+        plainly.context_tokens,
+    )
     assert plainly.evidence is None
     assert told.evidence is not None
     assert all(0 <= m.start_s < m.end_s <= 12 and 0 < m.share <= 1 for m in told.evidence.spans)
 
 
-def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afresh(tiny: Backbone) -> None:
+def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afresh(
+    tiny: Backbone,
+) -> None:
     for changes in ({"positions": "compact"}, {"recent_frames": 4}):
         session = watched(tiny, DurableConfig(budget=36).with_fields(changes), range(12))
         evidence = session.ask(QUESTION, evidence=True).evidence
@@ -92,7 +107,16 @@ def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afres
 
 
 def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None:
-    shares = {3: 0.3, 4: LEAST_STEP_SHARE, 6: 0.1, 5: 0.001, 9: 0.2, 12: 0.05, 20: 0.04, 30: LEAST_STEP_SHARE / 2}
+    shares = {
+        3: 0.3,
+        4: LEAST_STEP_SHARE,
+        6: 0.1,
+        5: 0.001,
+        9: 0.2,
+        12: 0.05,
+        20: 0.04,
+        30: LEAST_STEP_SHARE / 2,
+    }
     assert find_evidence_spans(shares, 2.0) == (
         EvidenceSpan(6.0, 14.0, pytest.approx(0.4 + LEAST_STEP_SHARE + 0.001)),
         EvidenceSpan(18.0, 20.0, 0.2),
@@ -102,7 +126,8 @@ def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None
 
 
 def test_a_low_share_is_faint_only_for_models_with_reading_layers() -> None:
-    strong, weak = EvidenceSpan(0.0, 1.0, LEAST_EVIDENCE_SHARE), EvidenceSpan(0.0, 1.0, LEAST_EVIDENCE_SHARE / 2)
+    strong = EvidenceSpan(0.0, 1.0, LEAST_EVIDENCE_SHARE)
+    weak = EvidenceSpan(0.0, 1.0, LEAST_EVIDENCE_SHARE / 2)
     assert Evidence((strong,), True).faint is False
     assert Evidence((weak,), True).faint is True
     assert Evidence((), True).faint is True
@@ -111,27 +136,37 @@ def test_a_low_share_is_faint_only_for_models_with_reading_layers() -> None:
 
 @pytest.mark.parametrize("per_second", [None, 2.0, 25.0])
 @pytest.mark.parametrize("step_s", [0.1, 0.5, 0.7, 1.0, 4.0])
-def test_a_position_tells_the_step_that_stands_there(per_second: float | None, step_s: float) -> None:
+def test_a_position_tells_the_step_that_stands_there(
+    per_second: float | None, step_s: float
+) -> None:
     if per_second is not None and 1 / per_second > step_s:
         pytest.skip("several steps stand at one position")
-    clock, step = StreamClock(100, 100 * step_s, 0, 100, 2 / step_s, 2), SimpleNamespace(grid=(2, 3), words=0)
-    model: Any = SimpleNamespace(_tokens_per_second=per_second, device=torch.device("cpu"), prefix_ids=[0] * 5)
+    clock = StreamClock(100, 100 * step_s, 0, 100, 2 / step_s, 2)
+    step = SimpleNamespace(grid=(2, 3), words=0)
+    model: Any = SimpleNamespace(
+        _tokens_per_second=per_second, device=torch.device("cpu"), prefix_ids=[0] * 5
+    )
     model.time_within = partial(GridBackbone.time_within, model)
     for index in range(100):
         where = {"origin": 5, "start": 5, "index": index, "time_s": index * step_s}
-        times = GridBackbone.stream_times(model, GridBackbone.step_positions(model, step, **where).positions, clock)
+        times = GridBackbone.stream_times(
+            model, GridBackbone.step_positions(model, step, **where).positions, clock
+        )
         assert ((times / clock.step_seconds + 1e-6).floor() == index).all()
 
 
 def test_positions_in_proportion_tell_the_step_where_all_are_of_one_size(tiny: Backbone) -> None:
-    clock, passed = StreamClock(40, 80.0, 280, 280, 1.0, 2), torch.arange(280).double()
+    clock = StreamClock(40, 80.0, 280, 280, 1.0, 2)
+    passed = torch.arange(280).double()
     times = Backbone.time_within(tiny, passed, torch.tensor(280.0), torch.tensor(80.0), clock)
     assert (times / 2).floor().long().tolist() == [token // 7 for token in range(280)]
 
 
 def test_the_embedded_model_finds_a_colour_where_it_was_shown() -> None:
     backbone = load_backbone("protokv/mini", device="cpu")
-    stream = WorldStream(DEMONSTRATION[3], Worlds(length_s=60, distractor_rate=12.0, before=20, per_type=3))
+    stream = WorldStream(
+        DEMONSTRATION[3], Worlds(length_s=60, distractor_rate=12.0, before=20, per_type=3)
+    )
     session = Session.start(backbone, DurableConfig(budget=90))
     for step in stream.steps(2.0, 2):
         session.watch(step.images, step.time_s)

@@ -1,4 +1,6 @@
-"""Graphs, recorded on a CPU and replayed on the same memory, give what the same calls give without them."""
+"""Graphs, recorded on a CPU and replayed on the same memory, give what the same calls give without
+them.
+"""
 
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +21,11 @@ from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.counting import record
 
-QUESTIONS = "what is red ?", "what is the first star after the red one ? " * 4, "what is the first star ?"
+QUESTIONS = (
+    "what is red ?",
+    "what is the first star after the red one ? " * 4,
+    "what is the first star ?",
+)
 
 
 @pytest.fixture
@@ -38,14 +44,22 @@ def refuse(*_: Any) -> Any:
     raise RuntimeError("it branches")
 
 
-def watch(backbone: Backbone, config: MemoryConfig, steps: int) -> tuple[Session, list[Answer], set[str]]:
-    """Return a stream that is asked in between and goes on from its tensors, its answers, and how parts were run."""
+def watch(
+    backbone: Backbone, config: MemoryConfig, steps: int
+) -> tuple[Session, list[Answer], set[str]]:
+    """Return a stream that is asked in between and goes on from its tensors, its answers, and how
+    parts were run.
+    """
     backbone.graphs = Graphs(backbone.device)
-    session, said = Session.start(backbone, config), list[Answer]()
+    session = Session.start(backbone, config)
+    said = list[Answer]()
     for step in range(steps):
         session.watch(random_frames(step % 7, backbone.frames_per_step))
         if step % 6 == 5:
-            said += [session.ask(one, Decoding(9, temperature=float(n))) for n, one in enumerate(QUESTIONS)]
+            said += [
+                session.ask(one, Decoding(9, temperature=float(n)))
+                for n, one in enumerate(QUESTIONS)
+            ]
         if step == steps // 2:
             tensors = {name: one.clone() for name, one in session.tensors().items()}
             session = Session.resume(backbone, session.config, session.clock, tensors)
@@ -59,7 +73,14 @@ def watch(backbone: Backbone, config: MemoryConfig, steps: int) -> tuple[Session
     [
         *(
             (None, kind, "stream")
-            for kind in ("durable", "sliding-window", "infinipot-v", "hermes", "last-frames", "paper")
+            for kind in (
+                "durable",
+                "sliding-window",
+                "infinipot-v",
+                "hermes",
+                "last-frames",
+                "paper",
+            )
         ),
         (None, "durable", "compact"),
         *((family, "durable", "stream") for family in ("qwen3_vl", "qwen3_5", "gemma4")),
@@ -75,7 +96,11 @@ def test_a_stream_by_graphs_gives_the_bytes_of_one_without(
     tmp_path: Path,
 ) -> None:
     config = MemoryConfig.of(kind, budget=48, positions=positions)
-    backbone = load_backbone(str(BUILDERS[family](tmp_path)), device="cpu", dtype="float32") if family else tiny
+    backbone = (
+        load_backbone(str(BUILDERS[family](tmp_path)), device="cpu", dtype="float32")
+        if family
+        else tiny
+    )
     session, said, how = watch(backbone, config, steps)
     # The paper's rule asks the device.
     update = {"the memory shows other buffers each time"} if kind == "paper" else set()
@@ -84,13 +109,19 @@ def test_a_stream_by_graphs_gives_the_bytes_of_one_without(
     eager, expected, how = watch(backbone, config, steps)
     assert how == {"not captured: it branches"} | update
     tensors = eager.tensors()
-    assert [name for name, one in session.tensors().items() if not torch.equal(one, tensors[name])] == []
+    assert [
+        name for name, one in session.tensors().items() if not torch.equal(one, tensors[name])
+    ] == []
     # A question is filled up to a length, so its products are of other sizes.
     assert [one.text for one in said] == [one.text for one in expected]
-    assert [one.mean_logprob for one in said] == pytest.approx([one.mean_logprob for one in expected], abs=1e-4)
+    assert [one.mean_logprob for one in said] == pytest.approx(
+        [one.mean_logprob for one in expected], abs=1e-4
+    )
 
 
-def test_a_second_answer_leaves_the_first_alone(tiny: Backbone, recorded: pytest.MonkeyPatch) -> None:
+def test_a_second_answer_leaves_the_first_alone(
+    tiny: Backbone, recorded: pytest.MonkeyPatch
+) -> None:
     session = Session.start(tiny, MemoryConfig.of("durable", budget=48))
     for step in range(12):
         session.watch(random_frames(step, tiny.frames_per_step))
@@ -101,13 +132,14 @@ def test_a_second_answer_leaves_the_first_alone(tiny: Backbone, recorded: pytest
 
 
 def test_shapes_that_come_once_are_not_captured(recorded: pytest.MonkeyPatch) -> None:
-    some, captured = Graphs(torch.device("cpu")), []
+    some = Graphs(torch.device("cpu"))
+    captured = []
     recorded.setattr(graphs, "_capture", lambda call, *_: captured.append(call) or record(call))
     for often in (1, 3):
         for size in range(1, 10):
             for _ in range(often):
-                assert some.run("double", "", lambda x: 2 * x, torch.ones(size + often)).tolist() == [2] * (
-                    size + often
-                )
+                assert some.run(
+                    "double", "", lambda x: 2 * x, torch.ones(size + often)
+                ).tolist() == [2] * (size + often)
         assert len(captured) == (graphs.MOST_GRAPHS if often > 1 else 0)
     assert some.how == {"double": "it has too many shapes"}

@@ -17,15 +17,27 @@ from protokv.core.memory import Memory
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MEMORIES, MemoryConfig, PaperConfig
-from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, small_config, small_durable
+from tests.core.streams import (
+    World,
+    copy_of,
+    feed,
+    same,
+    shape_of,
+    shown_to,
+    small_config,
+    small_durable,
+)
 from tests.oracles.invariants import check_bank
 
 BUDGET = 29
-# Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole budget.
+# Steps of many lengths: one token, more than the near window of ProtoKV (8), more than the whole
+# budget.
 LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 30, 4, 7]
 
 
-CASES: dict[str, MemoryConfig] = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES} | {
+CASES: dict[str, MemoryConfig] = {
+    kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES
+} | {
     "paper-small": small_config(BUDGET),
     "paper-near-only": small_config(BUDGET, split=(1, 0)),
     "paper-far-only": small_config(BUDGET, split=(0, 1)),
@@ -78,10 +90,17 @@ class Shown(NamedTuple):
 
 
 def recalled(memory: Memory) -> Shown:
-    """What all layers read for a question; one that retrieves does so by a query that is always the same."""
+    """What all layers read for a question; one that retrieves does so by a query that is always the
+    same.
+    """
     L, H, _, D = memory.context().keys.shape
-    context, query = memory.recall(), torch.ones(2 * H, 3, D)
-    return Shown(*map(torch.stack, zip(*(shown_to(context, layer, query) for layer in range(L)), strict=True)))
+    context = memory.recall()
+    query = torch.ones(2 * H, 3, D)
+    return Shown(
+        *map(
+            torch.stack, zip(*(shown_to(context, layer, query) for layer in range(L)), strict=True)
+        )
+    )
 
 
 def visible(memory: Memory) -> list[Tensor]:
@@ -94,12 +113,15 @@ def reads_within_budget(config: MemoryConfig) -> bool:
     return MEMORIES[config.name].memory.bounded or config.name == "rekv"
 
 
-def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(config: MemoryConfig, shape: MemoryShape) -> None:
+def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
     memory, world = built(config, shape)
     keys, values = world.sink()
     memory.start(keys, values)
     sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
-    bytes_by_part, slots = memory.nbytes(), memory.context().keys.shape
+    bytes_by_part = memory.nbytes()
+    slots = memory.context().keys.shape
     for index, tokens in enumerate(LENGTHS):
         memory.append(world.step(index, tokens))
         context = memory.context()
@@ -124,7 +146,9 @@ def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(config: Me
         assert memory.nbytes() == kept
 
 
-def test_until_the_first_eviction_the_context_is_the_exact_tokens(config: MemoryConfig, shape: MemoryShape) -> None:
+def test_until_the_first_eviction_the_context_is_the_exact_tokens(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
     memory, world = built(config, shape)
     room = config.near_tokens if reads_within_budget(config) else 60
     lengths = [min(3, room)] * (room // 3) if room else []
@@ -135,7 +159,10 @@ def test_until_the_first_eviction_the_context_is_the_exact_tokens(config: Memory
         assert int(seen.sum()) == 5 + sum(lengths)
         shown = seen.nonzero().squeeze(1)[5:]
         assert (context.bias[:, :, shown] == 0).all()
-        for held, appended in ((context.keys, [s.keys for s in steps]), (context.values, [s.values for s in steps])):
+        for held, appended in (
+            (context.keys, [s.keys for s in steps]),
+            (context.values, [s.values for s in steps]),
+        ):
             if steps:
                 expected = torch.cat(appended, 2)
                 # Softmax does not care about order, nor does this.
@@ -144,11 +171,15 @@ def test_until_the_first_eviction_the_context_is_the_exact_tokens(config: Memory
                 assert torch.equal(held[:, :, shown], expected[:, :, order])
 
 
-def test_looking_changes_nothing_and_saved_tensors_share_no_memory(config: MemoryConfig, shape: MemoryShape) -> None:
+def test_looking_changes_nothing_and_saved_tensors_share_no_memory(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
     memory = fed(config, shape)
     before = copy_of(memory)
     first = memory.context()
-    keys, values, bias = first.keys.clone(), first.values.clone(), first.bias.clone()
+    keys = first.keys.clone()
+    values = first.values.clone()
+    bias = first.bias.clone()
     json.dumps(memory.report(), allow_nan=False)
     json.dumps(built(config, shape)[0].report(), allow_nan=False)
     memory.nbytes()
@@ -163,7 +194,9 @@ def test_looking_changes_nothing_and_saved_tensors_share_no_memory(config: Memor
     assert torch.equal(bias, again.bias)
 
 
-def test_a_stream_continued_from_a_saved_state_is_the_same_stream(config: MemoryConfig, shape: MemoryShape) -> None:
+def test_a_stream_continued_from_a_saved_state_is_the_same_stream(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
     whole, world = built(config, shape)
     sink = world.sink()
     steps = [world.step(index, tokens) for index, tokens in enumerate(LENGTHS)]
@@ -182,7 +215,9 @@ def test_a_stream_continued_from_a_saved_state_is_the_same_stream(config: Memory
             whole.context()
         if index:
             resumed.append(step)
-    state, one, other = copy_of(whole), whole.context(), resumed.context()
+    state = copy_of(whole)
+    one = whole.context()
+    other = resumed.context()
     # Another memory that was built, started and fed alike has the same bytes.
     assert same(state, copy_of(fed(config, shape)))
     assert same(state, copy_of(resumed))
@@ -191,8 +226,11 @@ def test_a_stream_continued_from_a_saved_state_is_the_same_stream(config: Memory
     assert torch.equal(one.values, other.values)
 
 
-def test_a_state_that_does_not_fit_is_refused_by_name(config: MemoryConfig, shape: MemoryShape) -> None:
-    good, rotary = copy_of(fed(config, shape)), World(shape, 0).rotary
+def test_a_state_that_does_not_fit_is_refused_by_name(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
+    good = copy_of(fed(config, shape))
+    rotary = World(shape, 0).rotary
     bad = [("bank.extra", good | {"bank.extra": torch.zeros(1)})]
     for name, tensor in good.items():
         other_dtype = torch.float16 if tensor.dtype == torch.float64 else torch.float64
@@ -237,7 +275,9 @@ def test_steps_out_of_order_are_refused(config: MemoryConfig, shape: MemoryShape
     st.integers(9, 40),
     st.integers(0, 99),
 )
-def test_any_lengths_of_steps_keep_to_any_budget(name: str, lengths: list[int], budget: int, seed: int) -> None:
+def test_any_lengths_of_steps_keep_to_any_budget(
+    name: str, lengths: list[int], budget: int, seed: int
+) -> None:
     shape = shape_of(components=1, size=8)
     small = {config.name: config for config in (small_config(budget), small_durable(budget))}
     config = small.get(name) or MemoryConfig.of(name, budget=budget)
@@ -253,4 +293,6 @@ def test_a_head_size_that_the_subquantizers_do_not_divide_is_refused_with_both_n
     shape = shape_of(size=12)
     with pytest.raises(ConfigError, match=r"8.*12"):
         build_memory(PaperConfig(budget=512), shape, World(shape, 0).rotary)
-    build_memory(PaperConfig(budget=512).with_fields({"residual": False}), shape, World(shape, 0).rotary)
+    build_memory(
+        PaperConfig(budget=512).with_fields({"residual": False}), shape, World(shape, 0).rotary
+    )

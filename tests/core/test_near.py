@@ -13,11 +13,16 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=25)
 
 
 @given(st.integers(0, 11), LENGTHS)
-def test_every_token_is_in_the_window_or_has_left_it_once_in_order(window: int, lengths: list[int]) -> None:
+def test_every_token_is_in_the_window_or_has_left_it_once_in_order(
+    window: int, lengths: list[int]
+) -> None:
     shape = shape_of(heads=2)
-    world, slots = World(shape, seed=window), KVSlots(shape, far=0, near=window)
+    world = World(shape, seed=window)
+    slots = KVSlots(shape, far=0, near=window)
     near = NearWindow(slots, 1)
-    seen, gone, held = [], [], []
+    seen = []
+    gone = []
+    held = []
     for index, tokens in enumerate(lengths):
         step = replace(world.step(index, tokens), usable=torch.ones(tokens, dtype=torch.bool))
         # What is expected, written as lists.

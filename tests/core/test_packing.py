@@ -20,13 +20,19 @@ SPECS = (
 )
 
 
-@given(used=st.tuples(*[st.integers(0, 7)] * 2, st.integers(0, 5), st.integers(0, 4)), data=st.data())
-def test_what_is_unpacked_is_what_was_packed_bit_for_bit(used: tuple[int, ...], data: st.DataObject) -> None:
+@given(
+    used=st.tuples(*[st.integers(0, 7)] * 2, st.integers(0, 5), st.integers(0, 4)), data=st.data()
+)
+def test_what_is_unpacked_is_what_was_packed_bit_for_bit(
+    used: tuple[int, ...], data: st.DataObject
+) -> None:
     tensors = {spec.name: spec.allocate(torch.device("cpu")) for spec in SPECS}
     tensors["c.grows"] = torch.zeros(used[3], 3, dtype=torch.bfloat16)
     value = data.draw(st.sampled_from([-0.0, 1.0, float("nan"), -1e-45]))
     if used[0]:
-        tensors["a.x"][data.draw(st.integers(0, 1)), used[0] - 1, data.draw(st.integers(0, 2))] = value
+        tensors["a.x"][data.draw(st.integers(0, 1)), used[0] - 1, data.draw(st.integers(0, 2))] = (
+            value
+        )
     if used[1]:
         tensors["a.y"][used[1] - 1] = 0
     if used[2]:
@@ -43,9 +49,12 @@ def test_what_is_unpacked_is_what_was_packed_bit_for_bit(used: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-@pytest.mark.parametrize("lengths", [[], [3], [3, 1, 7, 2], [5] * 12], ids=["nothing", "a step", "some", "more"])
+@pytest.mark.parametrize(
+    "lengths", [[], [3], [3, 1, 7, 2], [5] * 12], ids=["nothing", "a step", "some", "more"]
+)
 def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int]) -> None:
-    shape, config = shape_of(heads=2, components=3), MemoryConfig.of(name, budget=29)
+    shape = shape_of(heads=2, components=3)
+    config = MemoryConfig.of(name, budget=29)
     world = World(shape, 0)
     memory = build_memory(config, shape, world.rotary)
     feed(memory, world, lengths)
@@ -57,9 +66,12 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("a.x", (2, 8, 3)), ("a.x", (1, 7, 3)), ("a.x", (2, 6, 3)), ("a.x", (2, 7, 2)), ("b.z", (6,))]
+    ("name", "shape"),
+    [("a.x", (2, 8, 3)), ("a.x", (1, 7, 3)), ("a.x", (2, 6, 3)), ("a.x", (2, 7, 2)), ("b.z", (6,))],
 )
-def test_only_slots_may_be_left_out_and_of_all_tensors_alike(name: str, shape: tuple[int, ...]) -> None:
+def test_only_slots_may_be_left_out_and_of_all_tensors_alike(
+    name: str, shape: tuple[int, ...]
+) -> None:
     tensors = {spec.name: spec.allocate(torch.device("cpu")) for spec in SPECS}
     tensors["c.grows"] = torch.zeros(5, 3, dtype=torch.bfloat16)
     check_tensor_shapes(tensors, SPECS)

@@ -30,9 +30,16 @@ def assert_watched(session: Session, *steps: tuple[list[int], float]) -> None:
 
 @pytest.mark.parametrize("form", ["rgb", "bgr", "RGB", "RGBA"])
 def test_the_first_frame_of_each_interval_is_sampled_and_pairs_are_watched(form: str) -> None:
-    session, done = start(), []
+    session = start()
+    done = []
     for i, frame in enumerate(FRAMES[:10]):  # 4 a second, of which 2 are sampled
-        image = Image.fromarray(frame).convert(form) if form.isupper() else frame if form == "rgb" else frame[..., ::-1]
+        image = (
+            Image.fromarray(frame).convert(form)
+            if form.isupper()
+            else frame
+            if form == "rgb"
+            else frame[..., ::-1]
+        )
         done.append(session.push(image, i / 4, bgr=form == "bgr"))
     assert [i for i, watched in enumerate(done) if watched] == [2, 6]
     assert_watched(session, ([0, 2], 0.0), ([4, 6], 1.0))
@@ -40,7 +47,11 @@ def test_the_first_frame_of_each_interval_is_sampled_and_pairs_are_watched(form:
 
 def test_a_silence_ends_the_step_that_has_begun_and_a_resumed_stream_goes_on() -> None:
     session = start()
-    assert [session.push(FRAMES[i], time_s) for i, time_s in enumerate((0.0, 9.2, 9.9))] == [False, True, True]
+    assert [session.push(FRAMES[i], time_s) for i, time_s in enumerate((0.0, 9.2, 9.9))] == [
+        False,
+        True,
+        True,
+    ]
     assert_watched(session, ([0, 0], 0.0), ([1, 2], 9.0))
     again = Session.resume(session.backbone, session.config, session.clock, session.tensors())
     with pytest.raises(ConfigError, match="9 s comes after one at 10 s"):
@@ -50,14 +61,21 @@ def test_a_silence_ends_the_step_that_has_begun_and_a_resumed_stream_goes_on() -
 
 
 BAD = [
-    (FRAMES[:2], 1.0, "one picture"), (FRAMES[0] / 255, 1.0, "uint8"), ("frame.jpg", 1.0, "one picture"),
-    (FRAMES[0][:8], 1.0, "one size"), (FRAMES[0], 0.2, "comes after"), (FRAMES[0], float("nan"), "comes after"),
-]  # fmt: skip
+    (FRAMES[:2], 1.0, "one picture"),
+    (FRAMES[0] / 255, 1.0, "uint8"),
+    ("frame.jpg", 1.0, "one picture"),
+    (FRAMES[0][:8], 1.0, "one size"),
+    (FRAMES[0], 0.2, "comes after"),
+    (FRAMES[0], float("nan"), "comes after"),
+]
 
 
 @pytest.mark.parametrize(("frame", "time_s", "why"), BAD)
-def test_a_frame_that_cannot_follow_is_refused_and_changes_nothing(frame: Any, time_s: float, why: str) -> None:
-    session, images = start(), FRAMES[:2].tolist()
+def test_a_frame_that_cannot_follow_is_refused_and_changes_nothing(
+    frame: Any, time_s: float, why: str
+) -> None:
+    session = start()
+    images = FRAMES[:2].tolist()
     session.push(FRAMES[0], 0.5)
     with pytest.raises(ConfigError, match=why):
         session.push(frame, time_s)

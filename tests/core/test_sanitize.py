@@ -1,4 +1,6 @@
-"""Numbers that are not finite: whatever a step holds, a memory goes on, counts what it dropped, and its state loads."""
+"""Numbers that are not finite: whatever a step holds, a memory goes on, counts what it dropped, and
+its state loads.
+"""
 
 from dataclasses import replace
 
@@ -14,16 +16,21 @@ from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
 
 BUDGET = 29
-CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES} | {
+CASES: dict[str, MemoryConfig] = {
+    name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES
+} | {
     "paper, small": small_config(BUDGET),
     "durable, 32 bits": small_durable(BUDGET),
 }
 WORST = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38]
 
 
-def spoilt(step: StepKV, tokens: list[int], number: float, *, of_values: bool = False, head: int = 0) -> StepKV:
+def spoilt(
+    step: StepKV, tokens: list[int], number: float, *, of_values: bool = False, head: int = 0
+) -> StepKV:
     """A step with one number of some tokens replaced, in one layer and head."""
-    keys, values = step.keys.clone(), step.values.clone()
+    keys = step.keys.clone()
+    values = step.values.clone()
     (values if of_values else keys)[-1, head, tokens, 1] = number
     return replace(step, keys=keys, values=values)
 
@@ -32,7 +39,8 @@ def stream(memory: Memory, world: World, steps: int, bad: dict[int, list[int]]) 
     """Steps of five tokens, some of them spoilt by one of the worst numbers."""
     for index in range(steps):
         step = world.step(index, 5)
-        tokens, number = bad.get(index, []), WORST[index % len(WORST)]
+        tokens = bad.get(index, [])
+        number = WORST[index % len(WORST)]
         memory.append(spoilt(step, tokens, number, of_values=index % 2 == 1) if tokens else step)
 
 
@@ -50,7 +58,9 @@ def test_a_number_that_is_not_finite_stops_nothing_and_is_counted(config: Memory
     stream(memory, world, 20, bad)
     assert memory.report()["tokens_dropped"] == 10
     state = copy_of(memory)
-    assert all(torch.isfinite(tensor).all() for tensor in state.values() if tensor.is_floating_point())
+    assert all(
+        torch.isfinite(tensor).all() for tensor in state.values() if tensor.is_floating_point()
+    )
     other = build_memory(config, world.shape, world.rotary)
     other.load(state)
     for index in range(20, 26):
@@ -84,13 +94,17 @@ def test_the_bank_is_what_it_would_be_without_the_dropped_tokens() -> None:
         bad = [0, 3] if index % 4 == 1 else []
         spoilt_one.append(spoilt(step, bad, float("inf")) if bad else step)
         without.append(step.tokens(torch.tensor([t for t in range(12) if t not in bad])))
-    ours, theirs = copy_of(spoilt_one), copy_of(without)
+    ours = copy_of(spoilt_one)
+    theirs = copy_of(without)
     assert int(ours["sanitize.dropped"]) == 12
     names = [name for name in ours if name.startswith(("bank.", "residual.", "codebook."))]
     assert all(torch.equal(ours[name], theirs[name]) for name in names)
 
 
-@given(st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=1, max_size=30), st.integers(0, 99))
+@given(
+    st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=1, max_size=30),
+    st.integers(0, 99),
+)
 def test_durable_keeps_its_promises_whatever_is_dropped(bad: list[list[int]], seed: int) -> None:
     world = World(shape_of(layers=1, heads=2, size=8), seed)
     config = DurableConfig(budget=24)

@@ -41,39 +41,53 @@ def upstream(tiny_folder: Path) -> Upstream:
 
 @cache
 def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> torch.Tensor:
-    """transformers' own model over the same frames, with its own embeddings and positions: `[suffix, vocabulary]`."""
+    """transformers' own model over the same frames, with its own embeddings and positions:
+    `[suffix, vocabulary]`.
+    """
     inputs = upstream.inputs([random_frames(i) for i in range(n_steps)], question, step_seconds=1.0)
     return upstream.logits(inputs, len(upstream.chat(question)[1]))
 
 
 @pytest.mark.parametrize("kind", EXACT_AT_FIRST)
 @pytest.mark.parametrize("n_steps", [1, 11])
-def test_before_evictions_logits_are_plain(tiny: Backbone, upstream: Upstream, kind: str, n_steps: int) -> None:
+def test_before_evictions_logits_are_plain(
+    tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
+) -> None:
     # No step is larger, so that the near window has its quarter.
     session = watched(tiny, MemoryConfig.of(kind, budget=400).for_step(400), range(n_steps))
     expected = plain_logits(upstream, n_steps)
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
+    torch.testing.assert_close(
+        session.prefill(QUESTION), expected, **near_logits(session, expected)
+    )
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)])
-def test_logits_equal_the_plain_model_at_every_grouping(tmp_path: Path, heads: int, kv_heads: int) -> None:
+def test_logits_equal_the_plain_model_at_every_grouping(
+    tmp_path: Path, heads: int, kv_heads: int
+) -> None:
     folder = write_qwen2_5_vl(tmp_path, heads=heads, kv_heads=kv_heads)
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     session = watched(backbone, PaperConfig(budget=400), range(4))
     expected = plain_logits(Upstream("qwen2_5_vl", folder), 4)
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
+    torch.testing.assert_close(
+        session.prefill(QUESTION), expected, **near_logits(session, expected)
+    )
 
 
 def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: Upstream) -> None:
     session = watched(tiny, PaperConfig(budget=400), range(4))
     expected = plain_logits(upstream, 5)
-    assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(session, expected)["atol"]
+    assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(
+        session, expected
+    )["atol"]
 
 
 @pytest.mark.parametrize("kind", sorted(MEMORIES))
 def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=40), range(9))
-    before, clock, logits = copy_of(session), session.clock, session.prefill(QUESTION)
+    before = copy_of(session)
+    clock = session.clock
+    logits = session.prefill(QUESTION)
     for _ in range(2):
         session.ask(QUESTION, Decoding(max_new_tokens=5, temperature=1.0))
     assert session.clock == clock
@@ -81,7 +95,9 @@ def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
     assert same(before, session.tensors())
 
 
-def test_published_penalties_are_theirs(tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_penalties_are_theirs(
+    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = watched(tiny, PaperConfig(budget=400), range(3))
     monkeypatch.setattr(tiny, "stop_ids", frozenset())
     penalties = {"repetition_penalty": 1.3}
@@ -96,16 +112,22 @@ def test_published_penalties_are_theirs(tiny: Backbone, upstream: Upstream, monk
 
 
 def test_what_a_model_was_published_with_is_read_and_what_makes_no_sense_is_named() -> None:
-    drawn = GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
+    drawn = GenerationConfig(
+        do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
+    )
     assert read_generation_config(drawn) == Decoding(64, 0.7, 0.8, 20, 1.05)
     assert read_generation_config(GenerationConfig(temperature=0.7, top_k=20)) == Decoding()
-    assert read_generation_config(GenerationConfig(do_sample=True, max_new_tokens=10**6)) == Decoding(16_384, 1.0)
+    assert read_generation_config(
+        GenerationConfig(do_sample=True, max_new_tokens=10**6)
+    ) == Decoding(16_384, 1.0)
     drawn.top_p = "most"
     with pytest.raises(ModelError, match=r"generation_config\.json makes no sense"):
         read_generation_config(drawn)
 
 
-def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tiny: Backbone) -> None:
+def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(
+    tiny: Backbone,
+) -> None:
     session = watched(tiny, PaperConfig(budget=400), range(2))
     turns = [("what ?", "red " * 700), *[("who ?", "star " * 500)] * 7, ("where ?", "first")]
     answer = session.ask(QUESTION, Decoding(1), turns=turns)
@@ -116,20 +138,28 @@ def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tin
     assert (again.turns, again.question) == (1, QUESTION)
     assert again.mean_logprob != session.ask(QUESTION, Decoding(4)).mean_logprob
     told = session.ask(QUESTION, Decoding(4), system="the star is red")
-    assert told.mean_logprob == session.ask(f"the star is red\n\n{QUESTION}", Decoding(4)).mean_logprob
+    assert (
+        told.mean_logprob == session.ask(f"the star is red\n\n{QUESTION}", Decoding(4)).mean_logprob
+    )
 
 
 def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Backbone) -> None:
-    session, how = watched(tiny, PaperConfig(budget=400), range(3)), {"turns": [("who ?", "star")], "evidence": True}
+    session = watched(tiny, PaperConfig(budget=400), range(3))
+    how = {"turns": [("who ?", "star")], "evidence": True}
     choices = ("red star", "blue", "two")
     firsts = [tiny.encode(one)[0] for one in choices]
     asked = session.choose(QUESTION, choices, **how)
-    for answer, turns in ((session.ask(QUESTION, Decoding(choices=choices)), ()), (asked, how["turns"])):
+    for answer, turns in (
+        (session.ask(QUESTION, Decoding(choices=choices)), ()),
+        (asked, how["turns"]),
+    ):
         logits = session.read_question(tiny.suffix_ids(QUESTION, turns)).logits[-1]  # type: ignore[arg-type]
         expected = logits[firsts].softmax(0)
         assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-5)  # type: ignore[union-attr]
         assert (answer.text, answer.tokens) == (choices[int(expected.argmax())], 0)
-        assert answer.mean_logprob == pytest.approx(float(logits.log_softmax(0)[firsts].max()), rel=1e-5)
+        assert answer.mean_logprob == pytest.approx(
+            float(logits.log_softmax(0)[firsts].max()), rel=1e-5
+        )
     assert asked.evidence == session.ask(QUESTION, **how).evidence  # type: ignore[arg-type]
 
 
@@ -137,13 +167,18 @@ def test_a_choice_counts_in_any_spelling_and_choices_that_begin_alike_are_refuse
     class Spelling(MockBackbone):
         def encode(self, text: str) -> list[int]:
             # The space is a token of its own in front of "no".
-            return {"yes": [0], "Yes": [1], " yes": [2], " Yes": [3], "no": [4], "No": [5]}.get(text) or [7, 4]
+            return {"yes": [0], "Yes": [1], " yes": [2], " Yes": [3], "no": [4], "No": [5]}.get(
+                text
+            ) or [7, 4]
 
         def decode(self, ids: list[int]) -> str:
             return "" if ids == [7] else "word"
 
     assert Spelling().choice_ids(["yes", " no "]) == [[0, 1, 2, 3], [4, 5]]
-    for choices, said in (("red ring,Red star", "red ring and Red star begin alike"), ("red, ", "a choice is empty")):
+    for choices, said in (
+        ("red ring,Red star", "red ring and Red star begin alike"),
+        ("red, ", "a choice is empty"),
+    ):
         with pytest.raises(ConfigError, match=said):
             MockBackbone().choice_ids(choices.split(","))
 
@@ -170,7 +205,9 @@ def test_a_step_is_encoded_over_the_prototypes(tiny: Backbone) -> None:
 
 
 def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
-    stream, compact = (watched(tiny, PaperConfig(budget=400, positions=p), range(6)) for p in ("stream", "compact"))
+    stream, compact = (
+        watched(tiny, PaperConfig(budget=400, positions=p), range(6)) for p in ("stream", "compact")
+    )
     expected = stream.prefill(QUESTION)
     # Compact, the prompt prefix is attended to by itself.
     torch.testing.assert_close(compact.prefill(QUESTION), expected, **near_logits(stream, expected))
@@ -178,15 +215,23 @@ def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbo
 
 @pytest.mark.parametrize(
     "config",
-    [PaperConfig(budget=72), DurableConfig(budget=72), MemoryConfig.of("sliding-window", budget=72)],
+    [
+        PaperConfig(budget=72),
+        DurableConfig(budget=72),
+        MemoryConfig.of("sliding-window", budget=72),
+    ],
     ids=lambda config: config.name,
 )
-def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, config: MemoryConfig) -> None:
+def test_compact_positions_stay_within_the_budget_for_ever(
+    tiny: Backbone, config: MemoryConfig
+) -> None:
     session = Session.start(tiny, config.with_fields({"positions": "compact"}))
     seen: list[int] = []
     forward = tiny.forward
 
-    def spy(embeddings: torch.Tensor, positions: torch.Tensor, *rest: object, **more: object) -> torch.Tensor:
+    def spy(
+        embeddings: torch.Tensor, positions: torch.Tensor, *rest: object, **more: object
+    ) -> torch.Tensor:
         seen.append(int(positions.max()))
         return forward(embeddings, positions, *rest, **more)  # type: ignore[arg-type]
 
@@ -196,15 +241,23 @@ def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, confi
             session.watch(random_frames(step), time_s=100.0 * step)
         logits = session.prefill(QUESTION)
     assert session.clock.next_position > 7_000
-    # Distances inside the window are those of the stream; what is older takes one position a time at the most.
+    # Distances inside the window are those of the stream; what is older takes one position a time
+    # at the most.
     window = 2 * 100 * (config.near_tokens // 6)
-    assert max(seen) < window + config.prototypes + len(tiny.prefix_ids) + len(tiny.suffix_ids(QUESTION)) + 10
+    assert (
+        max(seen)
+        < window + config.prototypes + len(tiny.prefix_ids) + len(tiny.suffix_ids(QUESTION)) + 10
+    )
     assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("far_out", [9_000, 2**32])
-def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Backbone, far_out: int) -> None:
-    session = watched(tiny, MemoryConfig.of("sliding-window", budget=400, positions="compact"), range(6))
+def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
+    tiny: Backbone, far_out: int
+) -> None:
+    session = watched(
+        tiny, MemoryConfig.of("sliding-window", budget=400, positions="compact"), range(6)
+    )
     expected = session.prefill(QUESTION)
     tensors = copy_of(session)
     here = tensors["near.positions"]
@@ -216,13 +269,18 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Bac
     later = Session.resume(tiny, session.config, clock, tensors)
     torch.testing.assert_close(later.prefill(QUESTION), expected, **near_logits(session, expected))
     stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), clock, tensors)
-    # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the same any more.
+    # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the
+    # same any more.
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
 
 
-def test_leaving_the_trained_positions_is_told_once_in_numbers(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_the_trained_positions_is_told_once_in_numbers(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiny, "max_position", 50)
-    with pytest.warns(PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact") as told:
+    with pytest.warns(
+        PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact"
+    ) as told:
         watched(tiny, DurableConfig(budget=48), range(40))
     assert len(told) == 1
     watched(tiny, MemoryConfig.of("durable", budget=16, positions="compact"), range(40))
@@ -241,10 +299,13 @@ def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) ->
             session.ask(question)
 
 
-def test_a_memory_too_large_is_refused_before_it_is_allocated(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_too_large_is_refused_before_it_is_allocated(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("protokv.core.build._device_bytes", lambda _: 10 * 2**20)
     with pytest.raises(
-        OutOfMemory, match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0"
+        OutOfMemory,
+        match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0",
     ):
         Session.start(tiny, DurableConfig(budget=16_000_000))
     small, huge = (MemoryConfig.of("sliding-window", budget=n) for n in (16, 16_000_000))
@@ -266,16 +327,22 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(tiny: Backbone, mo
                 build_memory(config, shape, tiny.rotary)
 
 
-def test_the_memory_that_a_first_step_replaces_is_gone_before(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_that_a_first_step_replaces_is_gone_before(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = Session.start(tiny, DurableConfig(budget=40))
     first = weakref.ref(session.memory)
     held = []
-    monkeypatch.setattr("protokv.core.session.build_memory", lambda *of: held.append(first()) or build_memory(*of))
+    monkeypatch.setattr(
+        "protokv.core.session.build_memory", lambda *of: held.append(first()) or build_memory(*of)
+    )
     session.watch(random_frames(0))
     assert held == [None]
 
 
-def test_a_first_step_without_room_leaves_a_session_as_it_was(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_step_without_room_leaves_a_session_as_it_was(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def build(config: DurableConfig, *of: object) -> Memory:
         if config.step_tokens:
             raise OutOfMemory("no room")
@@ -294,7 +361,12 @@ def test_a_first_step_without_room_leaves_a_session_as_it_was(tiny: Backbone, mo
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:
-    assert make_cell_centres((2, 2)).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
+    assert make_cell_centres((2, 2)).tolist() == [
+        [0.25, 0.25],
+        [0.75, 0.25],
+        [0.25, 0.75],
+        [0.75, 0.75],
+    ]
     assert make_cell_centres((4, 4)).mean(0).tolist() == [0.5, 0.5]
 
 
@@ -320,7 +392,11 @@ def test_an_answer_says_why_it_ends_and_is_cut_where_it_repeats_itself_unless_it
 ) -> None:
     monkeypatch.setattr(Stuck, "said", said)
     answer = watched(Stuck(), DurableConfig(budget=40), range(2)).ask(QUESTION, decoding)
-    assert (answer.finish_reason, answer.tokens, len(answer.text.split())) == (reason, tokens, tokens)
+    assert (answer.finish_reason, answer.tokens, len(answer.text.split())) == (
+        reason,
+        tokens,
+        tokens,
+    )
     # Of all tokens, the one that ends the answer too: one logit is 1, and seven are 0.
     assert answer.mean_logprob == pytest.approx(1 - math.log(math.e + 7))
 

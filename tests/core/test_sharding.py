@@ -1,4 +1,6 @@
-"""A memory in parts, one for each device, is the memory of all layers: the same bytes, the same contexts."""
+"""A memory in parts, one for each device, is the memory of all layers: the same bytes, the same
+contexts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +18,23 @@ from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats, rule
-from tests.core.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
+from tests.core.streams import (
+    World,
+    anchored,
+    copy_of,
+    same,
+    shape_of,
+    shown_to,
+    small_config,
+    small_durable,
+)
 
-BUDGET, LAYERS = 29, 4
+BUDGET = 29
+LAYERS = 4
 LENGTHS = [3, 1, 7, 1, 40, 2, 6, 1, 9, 4, 7]
 # Two devices for torch, although both are one CPU. Three runs, of which two stand on one device.
-FIRST, SECOND = torch.device("cpu"), torch.device("cpu:0")
+FIRST = torch.device("cpu")
+SECOND = torch.device("cpu:0")
 DEVICES = (FIRST, SECOND, SECOND, FIRST)
 
 REFUSED = ("hermes",)
@@ -34,13 +47,17 @@ def configs() -> list[object]:
         "durable, 32 bits": small_durable(BUDGET),
         "durable, words apart": DurableConfig(budget=BUDGET, words=True),
     }
-    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
+    others = {
+        name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED
+    }
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
 @pytest.fixture(autouse=True)
 def _deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays in view enters the bank of `durable` once, and not all prototypes are points of a short step."""
+    """What stays in view enters the bank of `durable` once, and not all prototypes are points of a
+    short step.
+    """
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1)
     monkeypatch.setattr(rule, "WHOLE_BANK_PROTOTYPES", 6)
 
@@ -54,12 +71,15 @@ def whole_shape() -> MemoryShape:
     return shape_of(layers=LAYERS, heads=2, size=8, components=3, sink=4)
 
 
-def both(config: MemoryConfig, devices: Sequence[Any] = DEVICES, seed: int = 0) -> tuple[Memory, Memory, World]:
+def both(
+    config: MemoryConfig, devices: Sequence[Any] = DEVICES, seed: int = 0
+) -> tuple[Memory, Memory, World]:
     """Start the memory of all layers and the one in parts; return them and a stream for both."""
     shape = whole_shape()
     world = World(shape, seed, still=0.5)
     memories = [
-        build_memory(config, each, world.rotary) for each in (shape, replace(shape, layer_devices=tuple(devices)))
+        build_memory(config, each, world.rotary)
+        for each in (shape, replace(shape, layer_devices=tuple(devices)))
     ]
     sink = world.sink()
     for memory in memories:
@@ -71,18 +91,27 @@ def both(config: MemoryConfig, devices: Sequence[Any] = DEVICES, seed: int = 0) 
 def read(context: Context, seed: int = 0) -> list[Tensor]:
     """Return the tensors that each layer reads for the same random queries."""
     g = torch.Generator().manual_seed(seed)
-    return [part for layer in range(LAYERS) for part in shown_to(context, layer, torch.randn(4, 3, 8, generator=g))]
+    return [
+        part
+        for layer in range(LAYERS)
+        for part in shown_to(context, layer, torch.randn(4, 3, 8, generator=g))
+    ]
 
 
 def same_context(one: Context, other: Context) -> bool:
-    numbers = [(context.visible_tokens(), context.shift, context.next_position) for context in (one, other)]
+    numbers = [
+        (context.visible_tokens(), context.shift, context.next_position) for context in (one, other)
+    ]
     return numbers[0] == numbers[1] and all(map(torch.equal, read(one), read(other)))
 
 
-def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other(config: MemoryConfig) -> None:
+def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other(
+    config: MemoryConfig,
+) -> None:
     whole, parts, world = both(config)
     anchoring = anchored(world, 4)
-    moved, continued = 0, []
+    moved = 0
+    continued = []
     for index, tokens in enumerate(LENGTHS):
         if index == 7:
             continued = list(both(config, seed=1)[:2])
@@ -106,7 +135,8 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             assert same_context(ours, theirs)
             span = ours.far_span()
             assert theirs.far_span() == span
-            ours, theirs = ours.compact(anchoring, span), theirs.compact(anchoring, span)
+            ours = ours.compact(anchoring, span)
+            theirs = theirs.compact(anchoring, span)
             assert same_context(ours, theirs)
             moved += ours.shift > 0
     assert len(continued) == 2
@@ -122,7 +152,8 @@ def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_i
     dropped = []
     for index in range(32):
         step = world.step(index, 4)
-        # The last two layers stand still for a while: everything is merged, nothing is absorbed with a residual.
+        # The last two layers stand still for a while: everything is merged, nothing is absorbed
+        # with a residual.
         step = replace(step, keys=step.keys.clone(), values=step.values.clone())
         if index < 20:
             step.keys[2:], step.values[2:] = step.keys[2:, :, :1], 0.0

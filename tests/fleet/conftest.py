@@ -1,4 +1,6 @@
-"""Videos of one colour a second, a recipe with the mock, and a pool whose workers are called in this process."""
+"""Videos of one colour a second, a recipe with the mock, and a pool whose workers are called in
+this process.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,13 @@ def jobs(films: Path) -> list[VideoJob]:
 @pytest.fixture(scope="session")
 def singly(jobs: list[VideoJob], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The bytes of each state by key, written by single runs of `ingest`."""
-    folder, states = tmp_path_factory.mktemp("singly"), {}
+    folder = tmp_path_factory.mktemp("singly")
+    states = {}
     for job in jobs:
         path = folder / f"{Path(job.key).name}.safetensors"
-        list(ingest_events(job.source, path, CONFIG, backbone=MockBackbone(), every=Every(n_steps=1)))
+        list(
+            ingest_events(job.source, path, CONFIG, backbone=MockBackbone(), every=Every(n_steps=1))
+        )
         states[job.key] = path.read_bytes()
     return states
 
@@ -81,9 +86,13 @@ class InlinePool:
     """Workers of this process; `between` is called before each of their calls and may raise."""
 
     def __init__(
-        self, recipe: JobRecipe, size: int = 1, between: Callable[[str, VideoJob | None], None] = lambda verb, job: None
+        self,
+        recipe: JobRecipe,
+        size: int = 1,
+        between: Callable[[str, VideoJob | None], None] = lambda verb, job: None,
     ) -> None:
-        self.size, self.between = size, between
+        self.size = size
+        self.between = between
         self._workers = [FleetWorker(recipe, "cpu") for _ in range(size)]
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
@@ -95,7 +104,9 @@ class InlinePool:
             worker.stop()
 
 
-def outcomes(jobs: Sequence[VideoJob], pool: Any, recipe: JobRecipe, **options: Any) -> dict[str, VideoOutcome]:
+def outcomes(
+    jobs: Sequence[VideoJob], pool: Any, recipe: JobRecipe, **options: Any
+) -> dict[str, VideoOutcome]:
     return {one.job.key: one for one in run_fleet(jobs, pool, recipe.place, **options)}
 
 
@@ -107,14 +118,23 @@ def ends(found: Mapping[str, VideoOutcome]) -> dict[str, tuple[str, int]]:
 def written(recipe: JobRecipe) -> dict[str, bytes]:
     """Return the bytes of each state of a fleet by key."""
     states = Path(recipe.place).rglob("*.safetensors")
-    return {path.relative_to(recipe.place).with_suffix("").as_posix(): path.read_bytes() for path in states}
+    return {
+        path.relative_to(recipe.place).with_suffix("").as_posix(): path.read_bytes()
+        for path in states
+    }
 
 
-def check_killed_worker(make_pool: Any, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]) -> None:
-    """Check that a worker that is killed is replaced, and that its video goes on from its last commit."""
+def check_killed_worker(
+    make_pool: Any, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]
+) -> None:
+    """Check that a worker that is killed is replaced, and that its video goes on from its last
+    commit.
+    """
     life = Path(recipe.place).with_name("life")
     life.touch()
-    killing = KillingRecipe(place=recipe.place, options=recipe.options, at=FATAL_RED, life=life, log=recipe.log)
+    killing = KillingRecipe(
+        place=recipe.place, options=recipe.options, at=FATAL_RED, life=life, log=recipe.log
+    )
     with make_pool(killing) as pool:
         found = outcomes(jobs, pool, killing)
     assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}

@@ -1,4 +1,6 @@
-"""Recipes with the mock instead of a model, some with accidents. Worker processes import them by name."""
+"""Recipes with the mock instead of a model, some with accidents. Worker processes import them by
+name.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class MockRecipe(JobRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class KillingRecipe(MockRecipe):
-    """Kills its process at a step of this redness, up to the loss of the codec, once: it removes the file `life`."""
+    """Kills its process at a step of this redness, up to the loss of the codec, once: it removes
+    the file `life`.
+    """
 
     at: int
     life: Path

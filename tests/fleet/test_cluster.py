@@ -22,7 +22,9 @@ from protokv.fleet.cluster import RayWorkerPool
 pytestmark = [
     pytest.mark.slow,
     # Ray closes sockets and files only when the process ends.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
@@ -42,7 +44,10 @@ def test_an_actor_that_is_killed_is_replaced_and_a_missing_model_ends_the_fleet(
 ) -> None:
     check_killed_worker(lambda killing: RayWorkerPool(killing, address, 2), jobs, recipe, singly)
     missing = MissingRecipe(place=str(tmp_path / "none"), options=recipe.options)
-    with RayWorkerPool(missing, address, 2) as pool, pytest.raises(ModelError, match="there is no model"):
+    with (
+        RayWorkerPool(missing, address, 2) as pool,
+        pytest.raises(ModelError, match="there is no model"),
+    ):
         outcomes(jobs, pool, missing)
 
 
@@ -54,7 +59,16 @@ def test_the_command_line_runs_a_fleet_in_the_cluster(
     from protokv_cli.main import app
 
     monkeypatch.chdir(tmp_path)
-    command = ["ingest", *(job.source for job in jobs), "-o", "states", "--ray", address, "--budget", "24"]
+    command = [
+        "ingest",
+        *(job.source for job in jobs),
+        "-o",
+        "states",
+        "--ray",
+        address,
+        "--budget",
+        "24",
+    ]
     result = CliRunner().invoke(app, [*command, "--model", "protokv/mini", "--json"])
     assert result.exit_code == 0, result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]

@@ -52,7 +52,9 @@ def watch(job: VideoJob, recipe: JobRecipe) -> Path:
     return Path(outcome.state)
 
 
-def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: VideoJob, recipe: JobRecipe) -> None:
+def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(
+    job: VideoJob, recipe: JobRecipe
+) -> None:
     assert find(job, recipe) == ("new", 0, 0.0)
     path = watch(job, recipe)
     # `overwrite` leaves a finished video alone.
@@ -65,12 +67,16 @@ def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: VideoJ
     assert (found.status, found.failure) == ("done", VideoFailure("Damaged", "2 frames lost"))
 
 
-def test_a_video_whose_content_or_subtitles_changed_is_started_over(job: VideoJob, recipe: JobRecipe) -> None:
+def test_a_video_whose_content_or_subtitles_changed_is_started_over(
+    job: VideoJob, recipe: JobRecipe
+) -> None:
     beside = Path(job.source).with_suffix(".en.srt")
     watch(job, recipe)
     for text in ("one", "two", None):
         assert find(job, recipe)[0] == "done"
-        beside.write_text(f"1\n00:00:00,000 --> 00:00:01,000\n{text}\n") if text else beside.unlink()
+        beside.write_text(
+            f"1\n00:00:00,000 --> 00:00:01,000\n{text}\n"
+        ) if text else beside.unlink()
         assert find(job, recipe) == ("changed", 0, 0.0)
         watch(job, recipe)
     write_video(Path(job.source), [10, 60, 110, 160])
@@ -80,7 +86,9 @@ def test_a_video_whose_content_or_subtitles_changed_is_started_over(job: VideoJo
 def test_forced_subtitles_beside_a_full_track_change_nothing_and_full_ones_do(
     recipe: JobRecipe, tmp_path: Path
 ) -> None:
-    job = VideoJob(str(write_subtitled(tmp_path / "t.mkv", {"eng": [(1.0, 2.0, "all")]}, seconds=3)), "t")
+    job = VideoJob(
+        str(write_subtitled(tmp_path / "t.mkv", {"eng": [(1.0, 2.0, "all")]}, seconds=3)), "t"
+    )
     for name, status in (("en.forced", "done"), ("en", "changed")):
         watch(job, recipe)
         assert find(job, recipe)[0] == "done"
@@ -88,7 +96,7 @@ def test_forced_subtitles_beside_a_full_track_change_nothing_and_full_ones_do(
         assert find(job, recipe)[0] == status
 
 
-def test_a_state_of_other_settings_or_another_video_or_model_or_none_is_refused_and_started_over_by_force(
+def test_a_state_of_other_settings_video_or_model_is_refused_and_started_over_by_force(
     job: VideoJob, recipe: JobRecipe, tmp_path: Path
 ) -> None:
     path = watch(job, recipe)

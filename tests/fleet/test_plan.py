@@ -22,13 +22,21 @@ from protokv.fleet.plan import is_fleet_folder
         (["{films}/a.mp4", "{films}"], ["a", "b", "broken", "sub/c"]),
     ],
 )
-def test_videos_are_found_once_and_have_keys(sources: list[str], keys: list[str], films: Path) -> None:
-    assert [job.key for job in list_video_jobs([source.format(films=films) for source in sources])] == keys
+def test_videos_are_found_once_and_have_keys(
+    sources: list[str], keys: list[str], films: Path
+) -> None:
+    assert [
+        job.key for job in list_video_jobs([source.format(films=films) for source in sources])
+    ] == keys
 
 
 def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> None:
     for error, named, match in (
-        (ConfigError, ["x/talk.mp4", "y/talk.mkv"], r"x/talk\.mp4 and y/talk\.mkv would both have the state talk"),
+        (
+            ConfigError,
+            ["x/talk.mp4", "y/talk.mkv"],
+            r"x/talk\.mp4 and y/talk\.mkv would both have the state talk",
+        ),
         (ConfigError, ["rtsp://u:s3cret@camera/1"], r"^rtsp://camera/1 is live"),
         (SourceNotFound, [str(tmp_path)], "there is no video in"),
     ):
@@ -45,7 +53,13 @@ def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> Non
 
 def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
     states = ["b.safetensors", "deep/er/a.pt", "z.zarr"]
-    others = ["z.zarr/in.zarr/zarr.json", "b.safetensors@000012.000s", ".b.safetensors.lock", ".hidden/c.pt", "n.txt"]
+    others = [
+        "z.zarr/in.zarr/zarr.json",
+        "b.safetensors@000012.000s",
+        ".b.safetensors.lock",
+        ".hidden/c.pt",
+        "n.txt",
+    ]
     for name in (*others, *states[:2]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -53,4 +67,6 @@ def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
     with pytest.raises(StateNotFound, match="there is no state in"):
         find_fleet_states(str(tmp_path / "deep" / "nothing"))
     assert all(map(is_fleet_folder, (str(tmp_path), "new/", "s3://bucket/states/")))
-    assert not any(map(is_fleet_folder, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")))
+    assert not any(
+        map(is_fleet_folder, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors"))
+    )

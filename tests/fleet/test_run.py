@@ -34,12 +34,19 @@ def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
     (tmp_path / "loads").unlink()
     again = outcomes(jobs, InlinePool(recipe, 2), recipe)
     assert {one.status for one in again.values()} == {"done"}
-    assert all((again[key].steps, again[key].file_bytes) == (one.steps, one.file_bytes) for key, one in first.items())
+    assert all(
+        (again[key].steps, again[key].file_bytes) == (one.steps, one.file_bytes)
+        for key, one in first.items()
+    )
     assert not (tmp_path / "loads").exists()
 
 
 def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
-    films: Path, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    films: Path,
+    jobs: list[VideoJob],
+    recipe: JobRecipe,
+    singly: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def slip(source: str, *arguments: Any, **options: Any) -> Any:
         if source.endswith("b.mkv"):
@@ -60,7 +67,10 @@ def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
     }
     assert written(recipe) == {"sub/c": singly["sub/c"]}
     found = outcomes(
-        [*[VideoJob("gone.mp4", f"{i}") for i in range(50)], *jobs], InlinePool(recipe), recipe, max_failures=2
+        [*[VideoJob("gone.mp4", f"{i}") for i in range(50)], *jobs],
+        InlinePool(recipe),
+        recipe,
+        max_failures=2,
     )
     assert len(found) == 2, "after the most failures no other video is begun"
 
@@ -84,12 +94,18 @@ def test_a_video_whose_worker_died_is_tried_again_and_at_last_reported(
     found = outcomes(jobs, InlinePool(recipe, 2, dying(times, verb)), recipe)
     end = ("watched", 2) if times == 1 else ("failed", VIDEO_ATTEMPTS)
     assert ends(found) == {"a": ("watched", 1), "b": end, "sub/c": ("watched", 1)}
-    assert times == 1 or (found["b"].failure is not None and found["b"].failure.kind == "WorkerDied")
-    assert written(recipe) == {key: state for key, state in singly.items() if times == 1 or key != "b"}
+    assert times == 1 or (
+        found["b"].failure is not None and found["b"].failure.kind == "WorkerDied"
+    )
+    assert written(recipe) == {
+        key: state for key, state in singly.items() if times == 1 or key != "b"
+    }
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
-def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list[VideoJob], recipe: JobRecipe) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_fleet(
+    n_workers: int, jobs: list[VideoJob], recipe: JobRecipe
+) -> None:
     missing = MissingRecipe(place=recipe.place, options=recipe.options)
     with pytest.raises(ModelError, match="there is no model"):
         outcomes(jobs, InlinePool(missing, n_workers), missing)
@@ -100,7 +116,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list
 def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
     jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]
 ) -> None:
-    pool, asked = InlinePool(recipe), list[bool]()
+    pool = InlinePool(recipe)
+    asked = list[bool]()
 
     def stop_in_the_second(verb: str, job: VideoJob | None) -> None:
         if verb == "watch" and job is not None and job.key == "b":
@@ -109,7 +126,10 @@ def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
 
     pool.between = stop_in_the_second
     found = outcomes(jobs, pool, recipe, should_stop=lambda: bool(asked))
-    assert {key: one.status for key, one in found.items() if key != "sub/c"} == {"a": "watched", "b": "stopped"}
+    assert {key: one.status for key, one in found.items() if key != "sub/c"} == {
+        "a": "watched",
+        "b": "stopped",
+    }
     assert written(recipe)["b"] != singly["b"]
     outcomes(jobs, InlinePool(recipe), recipe)
     assert written(recipe) == singly
@@ -141,5 +161,7 @@ def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[VideoJob], tmp_
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     command = [sys.executable, str(script), jobs[0].source, str(tmp_path)]
     # The worker shares the pipe, so that this returns when both have ended.
-    found = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, timeout=50)
+    found = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, timeout=50
+    )
     assert found.returncode == -signal.SIGKILL

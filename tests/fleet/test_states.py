@@ -10,16 +10,25 @@ import pytest
 import torch
 
 from protokv.errors import StateCorrupt
-from protokv.fleet import JobRecipe, VideoJob, find_fleet_states, list_video_jobs, locate_fleet_state
+from protokv.fleet import (
+    JobRecipe,
+    VideoJob,
+    find_fleet_states,
+    list_video_jobs,
+    locate_fleet_state,
+)
 from protokv.fleet.states import describe_fleet_states, load_backbone_for_states
 from protokv.ingestion import Every
 from protokv.state.reader import load_state
 from tests.fleet.conftest import InlinePool, ends, outcomes
 
 
-def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[VideoJob], recipe: JobRecipe) -> None:
+def test_every_state_has_a_row_and_a_broken_one_says_why(
+    jobs: list[VideoJob], recipe: JobRecipe
+) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
-    bad, good = Path(recipe.place, "0.safetensors"), Path(recipe.place, "a.safetensors")
+    bad = Path(recipe.place, "0.safetensors")
+    good = Path(recipe.place, "a.safetensors")
     bad.write_bytes(b"no state")
     with pytest.raises(StateCorrupt):
         load_backbone_for_states([str(bad)], None, device="cpu", device_map=None)
@@ -27,9 +36,21 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[VideoJob], r
     assert broken.keys() == row.keys()
     assert (broken["complete"], broken["steps"]) == (False, None)
     assert "0.safetensors" in broken["failure"]
-    stands = {"source": "a.mp4", "complete": True, "stream_time_s": 4.0, "steps": 4, "tokens_seen": 24}
+    stands = {
+        "source": "a.mp4",
+        "complete": True,
+        "stream_time_s": 4.0,
+        "steps": 4,
+        "tokens_seen": 24,
+    }
     size = good.stat().st_size
-    made = {"file_bytes": size, "memory": "durable, 40 tokens", "model": "mock", "damage": None, "failure": None}
+    made = {
+        "file_bytes": size,
+        "memory": "durable, 40 tokens",
+        "model": "mock",
+        "damage": None,
+        "failure": None,
+    }
     assert row == {"state": str(good), **stands, **made}
 
 
@@ -40,16 +61,23 @@ def test_a_bucket_of_videos_becomes_a_bucket_of_states_and_then_nothing_is_left(
     recipe = replace(recipe, place=f"s3://bucket/{tmp_path.name}", options=options)
     assert [job.key for job in list_video_jobs(["s3://bucket/videos/s*/*"])] == ["sub/c"]
     jobs = [job for job in list_video_jobs(["s3://bucket/videos/"]) if job.key != "broken"]
-    assert ends(outcomes(jobs, InlinePool(recipe, 2), recipe)) == dict.fromkeys(singly, ("watched", 1))
+    assert ends(outcomes(jobs, InlinePool(recipe, 2), recipe)) == dict.fromkeys(
+        singly, ("watched", 1)
+    )
     # Objects beside a state and at other prefixes are ignored.
     for key in (f"{tmp_path.name}/notes.txt", f"{tmp_path.name}-y/d.safetensors"):
         store.put(key, b"")
-    assert find_fleet_states(f"{recipe.place}/") == [locate_fleet_state(recipe.place, key) for key in singly]
+    assert find_fleet_states(f"{recipe.place}/") == [
+        locate_fleet_state(recipe.place, key) for key in singly
+    ]
     for key, single in singly.items():
         (tmp_path / "single.safetensors").write_bytes(single)
-        mine, theirs = load_state(locate_fleet_state(recipe.place, key)), load_state(tmp_path / "single.safetensors")
+        mine = load_state(locate_fleet_state(recipe.place, key))
+        theirs = load_state(tmp_path / "single.safetensors")
         assert mine.clock == theirs.clock
-        assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
+        assert all(
+            torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items()
+        )
     before = store.objects()
     assert {one.status for one in outcomes(jobs, InlinePool(recipe), recipe).values()} == {"done"}
     assert store.objects() == before

@@ -1,6 +1,7 @@
 """A camera as a program: it encodes numbered frames and sends them to an address.
 
-PyAV holds Python's lock while an output connects, so a camera cannot stand in the process of its reader.
+PyAV holds Python's lock while an output connects, so a camera cannot stand in the process of its
+reader.
 """
 
 import json
@@ -13,14 +14,25 @@ import av
 from tests.video.conftest import burn
 
 # Seconds to try to connect; frames a second, and the size of the pictures.
-PATIENCE_S, RATE, WIDTH, HEIGHT = 30.0, 10, 128, 96
+PATIENCE_S = 30.0
+RATE = 10
+WIDTH = 128
+HEIGHT = 96
 
 
-def send(url: str, form: str, frames: int, pace: float = 0.0, options: Mapping[str, str] | None = None) -> None:
-    """Send so many frames, at `pace` times real speed; 0: as fast as it can. PyAV's errors are raised."""
+def send(
+    url: str, form: str, frames: int, pace: float = 0.0, options: Mapping[str, str] | None = None
+) -> None:
+    """Send so many frames, at `pace` times real speed; 0: as fast as it can. PyAV's errors are
+    raised.
+    """
     with av.open(url, "w", format=form, options=dict(options or {})) as output:
-        stream = output.add_stream("libx264", rate=RATE, options={"tune": "zerolatency", "preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream = output.add_stream(
+            "libx264", rate=RATE, options={"tune": "zerolatency", "preset": "ultrafast"}
+        )
+        stream.width = WIDTH
+        stream.height = HEIGHT
+        stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = 5
         stream.codec_context.thread_count = 1
         began_s = time.monotonic()

@@ -1,4 +1,6 @@
-"""Several steps in one forward: each attends to the memory and the steps before it, and states resume at chunks."""
+"""Several steps in one forward: each attends to the memory and the steps before it, and states
+resume at chunks.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,12 @@ def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Ses
 
 
 @pytest.mark.parametrize(
-    ("name", "positions"), [*((name, "stream") for name in MEMORIES), ("durable", "compact"), ("rekv", "compact")]
+    ("name", "positions"),
+    [*((name, "stream") for name in MEMORIES), ("durable", "compact"), ("rekv", "compact")],
 )
-def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, positions: str, tiny: Backbone) -> None:
+def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(
+    name: str, positions: str, tiny: Backbone
+) -> None:
     config = MemoryConfig.of(name, budget=400, positions=positions).for_step(400)
     single, chunked = (watched(tiny, config, 4, chunk) for chunk in (1, 3))
     assert single.clock == chunked.clock
@@ -47,17 +52,26 @@ def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, po
     torch.testing.assert_close(chunked.prefill(QUESTION), expected, **near_logits(single, expected))
 
 
-def test_a_step_attends_to_the_memory_and_the_chunk_so_far(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle forwards the steps in turn, with one local cache, over the context before the chunk."""
+def test_a_step_attends_to_the_memory_and_the_chunk_so_far(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle forwards the steps in turn, with one local cache, over the context before the
+    chunk.
+    """
     session = watched(tiny, SAVED["durable"], 9, 1)
     prepared = [tiny.prepare(random_frames(seed)) for seed in range(20, 23)]
     expected = []
     with torch.inference_mode():
         tokens = [tiny.embed_steps([one], [0.0])[0] for one in prepared]
-        cache, next_position = session.cache.fork(session.memory.context()), session.clock.next_position
+        cache = session.cache.fork(session.memory.context())
+        next_position = session.clock.next_position
         for index, one in enumerate(tokens, start=9):
             stands = tiny.step_positions(
-                one, origin=len(tiny.prefix_ids), start=next_position, index=index, time_s=float(index)
+                one,
+                origin=len(tiny.prefix_ids),
+                start=next_position,
+                index=index,
+                time_s=float(index),
             )
             next_position = max(next_position, max(stands.highest) + 1)
             before = cache.length
@@ -83,7 +97,9 @@ def test_progress_and_commits_come_behind_whole_chunks(path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_after", [1, 2])
-def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: int, path: Path, tmp_path: Path) -> None:
+def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(
+    stop_after: int, path: Path, tmp_path: Path
+) -> None:
     whole = tmp_path / "whole.safetensors"
     events(path, chunk=4, live=LiveOptions(for_s=4.0 * stop_after))
     stopped = load_state(path)

@@ -1,4 +1,6 @@
-"""Continuing a state, with the same or another source, ends in the bytes of one uninterrupted run, or is refused."""
+"""Continuing a state, with the same or another source, ends in the bytes of one uninterrupted run,
+or is refused.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,18 +24,31 @@ from tests.state.test_checkpoint import CONFIGS
 from tests.video.conftest import Clip, write
 
 FRONT = {"movflags": "faststart"}
-A, B, C = Prepared(1, 9), Prepared(2, 6), Prepared(3, 4)
+A = Prepared(1, 9)
+B = Prepared(2, 6)
+C = Prepared(3, 4)
 
 
 class Run:
-    """Ingests a prepared source, until `stop_after` steps; `started` is the first event of the last call."""
+    """Ingests a prepared source, until `stop_after` steps; `started` is the first event of the last
+    call.
+    """
 
     backbone: Backbone = MockBackbone()
 
-    def __call__(self, path: Path, source: Source, *, stop_after: int = 10**9, **options: object) -> IngestSummary:
-        options = {"config": CONFIGS["durable"], "backbone": self.backbone, "every": Every(n_steps=2), **options}
+    def __call__(
+        self, path: Path, source: Source, *, stop_after: int = 10**9, **options: object
+    ) -> IngestSummary:
+        options = {
+            "config": CONFIGS["durable"],
+            "backbone": self.backbone,
+            "every": Every(n_steps=2),
+            **options,
+        }
         steps: list[object] = []
-        events = ingest_events(source, path, should_stop=lambda: len(steps) >= stop_after, **options)  # type: ignore[arg-type]
+        events = ingest_events(
+            source, path, should_stop=lambda: len(steps) >= stop_after, **options
+        )  # type: ignore[arg-type]
         self.started = next(events)
         for event in events:
             steps += [event] if isinstance(event, IngestProgress) else []
@@ -46,11 +61,17 @@ def run() -> Run:
     return Run()
 
 
-def test_a_system_prompt_stays_and_another_is_refused(run: Run, tiny: Backbone, path: Path, tmp_path: Path) -> None:
-    run.backbone, system, whole = tiny, "the star is blue", tmp_path / "whole.safetensors"
+def test_a_system_prompt_stays_and_another_is_refused(
+    run: Run, tiny: Backbone, path: Path, tmp_path: Path
+) -> None:
+    run.backbone = tiny
+    system = "the star is blue"
+    whole = tmp_path / "whole.safetensors"
     run(whole, A, system=system)
     run(path, A, system=system, stop_after=2)
-    with pytest.raises(StateMismatch, match="its system prompt is the star is blue, this run's is a ring"):
+    with pytest.raises(
+        StateMismatch, match="its system prompt is the star is blue, this run's is a ring"
+    ):
         run(path, A, system="a ring")
     run(path, A, stop_after=1)
     run(path, A, system=system)
@@ -72,7 +93,9 @@ def test_a_system_prompt_stays_and_another_is_refused(run: Run, tiny: Backbone, 
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_appending_gives_the_state_of_a_session_of_all(name: str, run: Run, tiny: Backbone, path: Path) -> None:
+def test_appending_gives_the_state_of_a_session_of_all(
+    name: str, run: Run, tiny: Backbone, path: Path
+) -> None:
     config = CONFIGS[name]
     how = []
     for source in (A, B, C):
@@ -97,7 +120,9 @@ def test_appending_gives_the_state_of_a_session_of_all(name: str, run: Run, tiny
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_an_interrupted_one_goes_on_by_the_same_command(stop_after: int, run: Run, path: Path, tmp_path: Path) -> None:
+def test_an_interrupted_one_goes_on_by_the_same_command(
+    stop_after: int, run: Run, path: Path, tmp_path: Path
+) -> None:
     whole = tmp_path / "whole.safetensors"
     run(whole, A)
     run(path, A, append=True)  # there is none yet
@@ -121,19 +146,25 @@ def test_the_interval_of_commits_changes_nothing_of_the_state(run: Run, tmp_path
 def test_no_source_is_watched_twice(run: Run, path: Path) -> None:
     run(path, A)
     run(path, B, append=True)
-    before, written = path.read_bytes(), path.stat().st_mtime_ns
+    before = path.read_bytes()
+    written = path.stat().st_mtime_ns
     # The last source, the one before it, and the command that made the state.
     for source, append in [(B, True), (A, True), (A, False)]:
         summary = run(path, source, append=append)
         assert run.started.how == "finished"
         assert (summary.complete, summary.steps, summary.file_bytes) == (True, 8, len(before))
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, written)
-    with pytest.raises(StateMismatch, match=r"the state of another video, 1\.mp4; this run's source is 2\.mp4"):
+    with pytest.raises(
+        StateMismatch, match=r"the state of another video, 1\.mp4; this run's source is 2\.mp4"
+    ):
         run(path, B)
 
 
-def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run: Run, path: Path) -> None:
-    session, live = Session.start(run.backbone, CONFIGS["durable"]), Prepared(1, 9)
+def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(
+    run: Run, path: Path
+) -> None:
+    session = Session.start(run.backbone, CONFIGS["durable"])
+    live = Prepared(1, 9)
     for step in range(3):
         session.watch(random_frames(step))
     save(session, path)
@@ -166,7 +197,9 @@ SETTINGS = {**dict.fromkeys(MOCK.settings, "other"), "new": 1}
         (r"its last source 1\.mp4 is not watched to the end", {"source": B, "append": True}),
     ],
 )
-def test_another_memory_rate_model_size_of_frames_or_source_is_refused_with_the_difference(said, change, run, path):
+def test_another_memory_rate_model_size_of_frames_or_source_is_refused_with_the_difference(
+    said, change, run, path
+):
     run(path, A, stop_after=3)
     before = path.read_bytes()
     with pytest.raises(StateMismatch, match=said):
@@ -183,10 +216,20 @@ DAMAGED = {
 
 @pytest.mark.parametrize(
     ("kind", "deed"),
-    [("mkv", "a hole"), ("ts", "a flipped byte"), ("ts", "cut short"), ("avi", "a flipped byte"), ("mp4", "a hole")],
+    [
+        ("mkv", "a hole"),
+        ("ts", "a flipped byte"),
+        ("ts", "cut short"),
+        ("avi", "a flipped byte"),
+        ("mp4", "a hole"),
+    ],
 )
-def test_an_interrupted_run_over_damage_ends_in_the_same_bytes(kind: str, deed: str, run: Run, tmp_path: Path) -> None:
-    clip = Clip([40 * i for i in range(100)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
+def test_an_interrupted_run_over_damage_ends_in_the_same_bytes(
+    kind: str, deed: str, run: Run, tmp_path: Path
+) -> None:
+    clip = Clip(
+        [40 * i for i in range(100)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {}
+    )
     path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()
     begin = data.index(b"mdat") if kind == "mp4" else 600

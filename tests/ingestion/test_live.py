@@ -1,4 +1,6 @@
-"""A live source in a state: its clock, its losses, dropped frames, and how it goes on after a run; its mailbox."""
+"""A live source in a state: its clock, its losses, dropped frames, and how it goes on after a run;
+its mailbox.
+"""
 
 import itertools
 import threading
@@ -12,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core.session import Session
-from protokv.errors import SourceDenied, SourceError, SourceNotFound, SourceUnreadable, StateMismatch
+from protokv.errors import (
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnreadable,
+    StateMismatch,
+)
 from protokv.ingestion import (
     Commit,
     Every,
@@ -63,7 +71,9 @@ def log_of(path: Path) -> WallClockLog:
     return found
 
 
-def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_record(path: Path) -> None:
+def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_record(
+    path: Path,
+) -> None:
     world = World([100, gone()], [gone()], [("away", 60.0), 100, gone()])
     events = run(world, path)
     # A loss is one event, however often it is tried again.
@@ -75,7 +85,11 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
     assert times_of(events) == [*range(1, 11), *range(71, 81)]
     found = log_of(path)
     assert [(one.from_s, one.to_s) for one in found.gaps] == [(10.0, 70.0), (80.0, None)]
-    assert (found.gaps_in_all, found.anchors, found.stream_time(EPOCH + 75.0)) == (2, [(0.0, EPOCH)], 75.0)
+    assert (found.gaps_in_all, found.anchors, found.stream_time(EPOCH + 75.0)) == (
+        2,
+        [(0.0, EPOCH)],
+        75.0,
+    )
     assert [one.frames_dropped for one in events if isinstance(one, IngestSummary)] == [0]
 
 
@@ -86,7 +100,9 @@ def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(path: Path) ->
     assert log_of(path).gaps_in_all == 1
 
 
-def test_an_attempt_that_takes_longer_than_the_pause_is_followed_by_the_next_at_once(path: Path) -> None:
+def test_an_attempt_that_takes_longer_than_the_pause_is_followed_by_the_next_at_once(
+    path: Path,
+) -> None:
     # Such as one that waits for a publisher. A pause in this test would be of minutes.
     world = World(*([("away", 500.0), gone()] for _ in range(3)))
     run(world, path, retry_s=(200.0, 400.0))
@@ -96,18 +112,32 @@ def test_an_attempt_that_takes_longer_than_the_pause_is_followed_by_the_next_at_
 @pytest.mark.parametrize(
     ("script", "gap", "times"),
     [
-        ([[50, ("quiet", 21.0), 50], [50]], (5.0, 26.0, "no frame for 20 s"), [*range(1, 6), *range(27, 32)]),
+        (
+            [[50, ("quiet", 21.0), 50], [50]],
+            (5.0, 26.0, "no frame for 20 s"),
+            [*range(1, 6), *range(27, 32)],
+        ),
         # Five steps and a half one, which is filled; then what comes behind the gap.
-        ([[55, ("quiet", 12.0), 50]], (5.5, 17.5, "no frames came"), [*range(1, 7), *(18.5 + i for i in range(5))]),
+        (
+            [[55, ("quiet", 12.0), 50]],
+            (5.5, 17.5, "no frames came"),
+            [*range(1, 7), *(18.5 + i for i in range(5))],
+        ),
     ],
     ids=["lost", "a gap"],
 )
-def test_a_silence_is_a_gap_without_repeated_frames(script: Any, gap: Any, times: Any, path: Path) -> None:
+def test_a_silence_is_a_gap_without_repeated_frames(
+    script: Any, gap: Any, times: Any, path: Path
+) -> None:
     events = run(World(*script), path, stall_s=20.0)
     first = log_of(path).gaps[0]
     assert (first.from_s, first.to_s, first.why) == gap
     assert times_of(events) == times
-    lost = [one.stream_time_s for one in events if isinstance(one, SourceLost) and one.stream_time_s < 17]
+    lost = [
+        one.stream_time_s
+        for one in events
+        if isinstance(one, SourceLost) and one.stream_time_s < 17
+    ]
     assert lost == ([5.0] if len(script) > 1 else [])
 
 
@@ -119,7 +149,8 @@ def test_a_later_run_goes_on_in_the_same_stream_after_a_gap(away_s: float, path:
     second = World([50, gone()], began_s=first.now_s + away_s)
     events = run(second, path)
     assert [one.how for one in events if isinstance(one, IngestStarted)] == ["continued"]
-    times, after = times_of(events), log_of(path)
+    times = times_of(events)
+    after = log_of(path)
     assert len(times) == 5
     assert times[0] >= max(8.0, first.now_s + away_s)
     assert (after.stream, after.anchors[0]) == (before.stream, before.anchors[0])
@@ -134,7 +165,10 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
     with pytest.raises(StateMismatch, match=r"rtsp://other/1"):
         run(World([50, gone()]), path, text="rtsp://other/1")
     events = run(World([50, gone()]), path, text="rtsp://other/1", append=True)
-    assert [one.steps for one in events if isinstance(one, IngestStarted | IngestSummary)] == [5, 10]
+    assert [one.steps for one in events if isinstance(one, IngestStarted | IngestSummary)] == [
+        5,
+        10,
+    ]
     assert len(StateReader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
     assert log_of(path).anchors[0][0] == 5.0
     *_, summary = ingest_events(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
@@ -142,7 +176,9 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
     assert run(World([50, gone()]), path, append=True)[-1].steps == 19
 
 
-def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(path: Path) -> None:
+def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(
+    path: Path,
+) -> None:
     run(World([100, gone()]), path, every=Every(n_steps=2), keep=3)
     assert StateReader.open(path).commits_s == [6.0, 8.0, 10.0]
     run(World([100, gone()], began_s=100.0), path, every=Every(n_steps=2), keep=3, until=4)
@@ -152,18 +188,31 @@ def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_cam
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied])
-def test_a_wrong_address_is_an_error_and_a_right_one_is_tried_again(kind: type[SourceError], path: Path) -> None:
+def test_a_wrong_address_is_an_error_and_a_right_one_is_tried_again(
+    kind: type[SourceError], path: Path
+) -> None:
     with pytest.raises(kind):
         run(World([kind("nothing is at /dev/video9")]), path)
     assert not path.exists()
     assert run(World([50, gone()], [kind("it restarts")], [50, gone()]), path)[-1].steps == 10
     assert run(World([kind("it restarts")], [50, gone()], began_s=60.0), path)[-1].steps == 15
     *_, given_up = run(World([50, gone()], began_s=120.0), path, give_up_s=0.0)
-    assert (given_up.steps, given_up.damaged, given_up.damage) == (20, True, "rtsp://camera/1 is gone")
+    assert (given_up.steps, given_up.damaged, given_up.damage) == (
+        20,
+        True,
+        "rtsp://camera/1 is gone",
+    )
 
 
-def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(path: Path, tmp_path: Path) -> None:
-    assert [type(one) for one in run(World(), path)] == [IngestStarted, SourceLost, Commit, IngestSummary]
+def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(
+    path: Path, tmp_path: Path
+) -> None:
+    assert [type(one) for one in run(World(), path)] == [
+        IngestStarted,
+        SourceLost,
+        Commit,
+        IngestSummary,
+    ]
     never = {"should_stop": lambda: False}
     with pytest.raises(SourceUnreadable, match="no frame"):
         run(World(), tmp_path / "t.safetensors", for_s=0.05, **never)
@@ -171,7 +220,9 @@ def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_to
     assert (summary.stream_time_s, summary.complete, summary.damaged) == (20.0, True, False)
 
 
-def test_live_sources_have_their_own_interval_and_a_loss_commits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_sources_have_their_own_interval_and_a_loss_commits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("protokv.ingestion.run.COMMIT_WHEN_LIVE", Every(n_steps=3))
     events = run(World([70, gone()]), path, every=None)
     # A loss commits too, so that a question meanwhile is about all there was.
@@ -179,7 +230,8 @@ def test_live_sources_have_their_own_interval_and_a_loss_commits(path: Path, mon
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 30)), min_size=1, max_size=8), st.sampled_from([1.0, 2.0, 3.7])
+    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 30)), min_size=1, max_size=8),
+    st.sampled_from([1.0, 2.0, 3.7]),
 )
 def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fps: float) -> None:
     world = World(*([n, ("quiet", quiet_s), n, gone()] for n, quiet_s in parts))
@@ -209,14 +261,19 @@ def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Pa
     source.steps = late  # type: ignore[method-assign]
     events: list[Any] = []
     with source:
-        for event in ingest_events(source, path, CONFIG, backbone=MockBackbone(), should_stop=lambda: len(events) > 12):
+        for event in ingest_events(
+            source, path, CONFIG, backbone=MockBackbone(), should_stop=lambda: len(events) > 12
+        ):
             events.append(event)
     *_, summary = events
     assert summary.frames_dropped > 500
     assert log_of(path).frames_dropped == summary.frames_dropped
     (slow,) = [one for one in events if isinstance(one, FramesDropped)]
     assert slow.stream_fps > slow.watched_fps > 0
-    assert max(one.frames_dropped for one in events if isinstance(one, IngestProgress)) == summary.frames_dropped
+    assert (
+        max(one.frames_dropped for one in events if isinstance(one, IngestProgress))
+        == summary.frames_dropped
+    )
     # The newest frames are left.
     assert summary.stream_time_s > 295.0
 
@@ -227,7 +284,9 @@ def step(index: int) -> VideoStep:
 
 @given(st.lists(st.sampled_from(["step", "news", "take"]), max_size=60), st.integers(1, 5))
 def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int) -> None:
-    mailbox, model, dropped = LiveQueue(room, wait=False), list[Any](), 0
+    mailbox = LiveQueue(room, wait=False)
+    model = list[Any]()
+    dropped = 0
     for index, action in enumerate(actions):
         if action == "take":
             assert mailbox.get(0.0) is (model.pop(0) if model else None)
@@ -246,8 +305,10 @@ def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int
 def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Five of forty seconds come before the first answer, all others while it is made; eight steps have room.
-    asked, ask = threading.Event(), Session.ask
+    # Five of forty seconds come before the first answer, all others while it is made; eight steps
+    # have room.
+    asked = threading.Event()
+    ask = Session.ask
     world = World([50, asked, 350, gone()])
 
     def wait(*arguments: Any, **options: Any) -> Any:
@@ -257,6 +318,10 @@ def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(
 
     monkeypatch.setattr(Session, "ask", wait)
     events = run(world, path, on_pressure="drop", ask=(StandingQuestion("what is it", 5.0),))
-    said = [(one.stream_time_s, one.late_s, one.frames_dropped) for one in events if isinstance(one, QuestionAnswered)]
+    said = [
+        (one.stream_time_s, one.late_s, one.frames_dropped)
+        for one in events
+        if isinstance(one, QuestionAnswered)
+    ]
     assert said == [(5.0, 35.0, 54), (33.0, 7.0, 0), (35.0, 5.0, 0), (40.0, 0.0, 0)]
     assert events[-1].frames_dropped == 54

@@ -1,4 +1,6 @@
-"""Prefetching gives the steps of a source in order, a bounded number early, and leaves nothing behind."""
+"""Prefetching gives the steps of a source in order, a bounded number early, and leaves nothing
+behind.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -20,17 +22,24 @@ BACKBONE = MockBackbone()
 
 
 class Reading:
-    """Gives steps like `read_steps`; counts those that were taken, and ends once it is not wanted any more."""
+    """Gives steps like `read_steps`; counts those that were taken, and ends once it is not wanted
+    any more.
+    """
 
     def __init__(self, n: int, error: BaseException | None = None) -> None:
-        self.n, self.error, self.given, self.closed = n, error, 0, threading.Event()
+        self.n = n
+        self.error = error
+        self.given = 0
+        self.closed = threading.Event()
 
     def __call__(self, unwanted: Callable[[], bool]) -> Iterator[VideoStep]:
         try:
             while self.given < self.n and not unwanted():
                 index = self.given
                 self.given += 1
-                yield VideoStep(index, index / 2, random_frames(index), ("none", "none"), mark=index)
+                yield VideoStep(
+                    index, index / 2, random_frames(index), ("none", "none"), mark=index
+                )
             if self.error is not None:
                 raise self.error
         finally:
@@ -44,8 +53,11 @@ def nothing_left() -> Iterator[None]:
 
 
 @given(n=st.integers(0, 9), depth=st.integers(1, 5), most=st.integers(1, 9))
-def test_steps_come_in_order_none_too_early_and_closing_them_ends_the_reading(n: int, depth: int, most: int) -> None:
-    reading, taken = Reading(n), 0
+def test_steps_come_in_order_none_too_early_and_closing_them_ends_the_reading(
+    n: int, depth: int, most: int
+) -> None:
+    reading = Reading(n)
+    taken = 0
     steps = prefetch_steps(reading, BACKBONE, StopRequest(never_stop), depth=depth)
     for step in islice(steps, most):
         # Besides those that wait, one is in the hands of the thread and one in ours.
@@ -66,7 +78,8 @@ def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
 
 
 def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told() -> None:
-    asked, answers = set(), iter([False] * 3)
+    asked = set()
+    answers = iter([False] * 3)
 
     def should_stop() -> bool:
         asked.add(threading.get_ident())

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from protokv.errors import SourceDenied, SourceError
-from protokv.ingestion import IngestProgress, LiveOptions, SourceLost, SourceRecovered, ingest, ingest_events
+from protokv.ingestion import (
+    IngestProgress,
+    LiveOptions,
+    SourceLost,
+    SourceRecovered,
+    ingest,
+    ingest_events,
+)
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
@@ -35,11 +42,17 @@ def port() -> int:
 
 @pytest.fixture
 def start_camera() -> Iterator[Callable[..., None]]:
-    """A function that starts a camera (`tests.ingestion.camera.send`); all of them are gone afterwards."""
+    """A function that starts a camera (`tests.ingestion.camera.send`); all of them are gone
+    afterwards.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def start(**how: Any) -> None:
-        running.append(subprocess.Popen([sys.executable, "-m", "tests.ingestion.camera", json.dumps(how)], cwd=ROOT))
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.ingestion.camera", json.dumps(how)], cwd=ROOT
+            )
+        )
 
     yield start
     for camera in running:
@@ -48,7 +61,11 @@ def start_camera() -> Iterator[Callable[..., None]]:
 
 
 def watch(
-    address: str, path: Path, enough: Callable[[list[Any]], bool], each: Callable[[Any], None] = repr, **live: Any
+    address: str,
+    path: Path,
+    enough: Callable[[list[Any]], bool],
+    each: Callable[[Any], None] = repr,
+    **live: Any,
 ) -> list[Any]:
     """Ingest until there are enough events, and call `each` after each; return the events."""
     events: list[Any] = []
@@ -64,14 +81,23 @@ def steps_in(events: list[Any]) -> int:
     return sum(isinstance(one, IngestProgress) for one in events)
 
 
-def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., None], port: int, path: Path) -> None:
+def test_a_camera_that_comes_back_from_0_goes_on(
+    start_camera: Callable[..., None], port: int, path: Path
+) -> None:
     address = f"rtsp://admin:s3cret@127.0.0.1:{port}/1"
     # At real speed: frames far ahead of the clock begin a new count.
-    camera: dict[str, Any] = {"form": "rtsp", "frames": 12, "pace": 1.0, "options": {"rtsp_transport": "tcp"}}
+    camera: dict[str, Any] = {
+        "form": "rtsp",
+        "frames": 12,
+        "pace": 1.0,
+        "options": {"rtsp_transport": "tcp"},
+    }
     camera["url"] = address.replace("admin:s3cret@", "")
 
     def recovered(events: list[Any]) -> bool:
-        return any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], IngestProgress)
+        return any(isinstance(one, SourceRecovered) for one in events) and isinstance(
+            events[-1], IngestProgress
+        )
 
     start_camera(**camera)
     again = lambda event: start_camera(**camera) if isinstance(event, SourceLost) else None  # noqa: E731
@@ -97,14 +123,18 @@ def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., Non
         ("rtmp", "flv", "/live/a", "/live/a", {"listen": "1"}),
     ],
 )
-def test_a_stream_from_the_network_is_watched(scheme, form, ours, theirs, options, start_camera, port, path):
+def test_a_stream_from_the_network_is_watched(
+    scheme, form, ours, theirs, options, start_camera, port, path
+):
     address = f"{scheme}://127.0.0.1:{port}"
     start_camera(url=address + theirs, form=form, frames=10**6, pace=2.0)
     *_, summary = watch(address + ours, path, lambda events: steps_in(events) >= 1, input=options)
     assert (summary.steps, summary.damaged) == (1, False)
 
 
-def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(path: Path, tmp_path: Path) -> None:
+def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(
+    path: Path, tmp_path: Path
+) -> None:
     asked: list[str | None] = []
 
     class Locked(Quiet):
@@ -115,7 +145,12 @@ def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_aga
             self.end_headers()
 
     with served(tmp_path, Locked) as address, pytest.raises(SourceDenied, match="401") as caught:
-        ingest(f"{address.replace('//', '//admin:s3cret@')}/1.ts", path, CONFIG, backbone=MockBackbone())
+        ingest(
+            f"{address.replace('//', '//admin:s3cret@')}/1.ts",
+            path,
+            CONFIG,
+            backbone=MockBackbone(),
+        )
     assert "s3cret" not in caught.value.message + caught.value.hint
     assert sum(one is not None for one in asked) == 1
     assert not path.exists()
@@ -144,7 +179,9 @@ def playlist(folder: Path, *, falling: int = 0, ends: bool = True) -> Iterator[s
 
 def test_a_live_playlist_is_watched_through_segments_that_fail(path: Path, tmp_path: Path) -> None:
     with playlist(tmp_path, falling=2, ends=False) as address:
-        events = watch(address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"})
+        events = watch(
+            address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"}
+        )
     assert events[-1].steps == 2
     assert StateReader.open(path).header.source["kind"] == "http"  # type: ignore[index]
 
@@ -157,8 +194,17 @@ def test_a_playlist_with_an_end_is_watched_like_a_file_and_names_no_file_of_this
             *_, summary = ingest_events(address, path, CONFIG, backbone=MockBackbone())
             assert (summary.complete, summary.steps, summary.gaps) == (True, 6, 0)
         shutil.copy(tmp_path / "0.ts", tmp_path / "private.ts")
-        there = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{tmp_path}/private.ts\n#EXT-X-ENDLIST\n"
+        there = (
+            "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n"
+            f"file://{tmp_path}/private.ts\n#EXT-X-ENDLIST\n"
+        )
         (tmp_path / "live.m3u8").write_text(there)
         with pytest.raises(SourceError):
-            watch(address, tmp_path / "other.safetensors", lambda _: False, give_up_s=0.0, stall_s=10.0)
+            watch(
+                address,
+                tmp_path / "other.safetensors",
+                lambda _: False,
+                give_up_s=0.0,
+                stall_s=10.0,
+            )
     assert not (tmp_path / "other.safetensors").exists()

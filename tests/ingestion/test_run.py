@@ -1,4 +1,6 @@
-"""`ingest` as a program calls it: its events, one model for many sources, and a state whatever ends it."""
+"""`ingest` as a program calls it: its events, one model for many sources, and a state whatever ends
+it.
+"""
 
 import gc
 import math
@@ -38,7 +40,8 @@ from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
 from tests.video.conftest import Clip, write
 
-A, B = Prepared(1, 9), Prepared(2, 6)
+A = Prepared(1, 9)
+B = Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
 
 
@@ -51,7 +54,8 @@ class Breaking(Prepared):
 
     def __init__(self, seed: int, n_frames: int, after: int, error: BaseException) -> None:
         super().__init__(seed, n_frames)
-        self._after, self._error = after, error
+        self._after = after
+        self._error = error
 
     def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
         for i, frame in enumerate(super().frames(start_s, **options)):
@@ -78,7 +82,9 @@ def test_start_steps_commits_on_disk_and_end_are_events_and_the_state_has_the_na
     assert load_state("1.safetensors").complete
 
 
-def test_joined_recordings_are_watched_whole_noted_once_and_resumed_to_equal_bytes(tmp_path: Path) -> None:
+def test_joined_recordings_are_watched_whole_noted_once_and_resumed_to_equal_bytes(
+    tmp_path: Path,
+) -> None:
     part = write(Clip([40 * i for i in range(100)], suffix="ts"), tmp_path / "a.ts")
     (joined := tmp_path / "b.ts").write_bytes(2 * part.read_bytes())
     events = list(run(joined, tmp_path / "whole.safetensors"))
@@ -87,7 +93,8 @@ def test_joined_recordings_are_watched_whole_noted_once_and_resumed_to_equal_byt
     assert isinstance(end := events[-1], IngestSummary)
     assert (end.stream_time_s, end.complete, end.damaged) == (8.0, True, False)
     for steps in (3, 6):
-        path, asked = tmp_path / f"{steps}.safetensors", count()
+        path = tmp_path / f"{steps}.safetensors"
+        asked = count()
         list(run(joined, path, should_stop=lambda a=asked, n=steps: next(a) >= n))
         assert load_state(path).clock.steps < 8
         list(run(joined, path))
@@ -102,7 +109,9 @@ def test_settings_by_name_replace_those_of_a_record_of_options(path: Path) -> No
         ingest(A, path, options=options, evry=COMMIT_NEVER)
 
 
-def test_a_commit_that_fails_ends_the_ingest_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_fails_ends_the_ingest_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
@@ -113,9 +122,15 @@ def test_a_commit_that_fails_ends_the_ingest_at_once(path: Path, monkeypatch: py
     assert max(seen) == 3
 
 
-def test_a_minute_of_the_clock_commits_by_default(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, commits, calls = 0.0, [], count()
-    monkeypatch.setattr("protokv.ingestion.watching.time.perf_counter", lambda: now_s + 1e-6 * next(calls))
+def test_a_minute_of_the_clock_commits_by_default(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    commits = []
+    calls = count()
+    monkeypatch.setattr(
+        "protokv.ingestion.watching.time.perf_counter", lambda: now_s + 1e-6 * next(calls)
+    )
     for event in run(Prepared(5, 20), path):
         # A step takes 22 s, so the third is the first after a minute.
         now_s += 22.0 * isinstance(event, IngestProgress)
@@ -125,7 +140,9 @@ def test_a_minute_of_the_clock_commits_by_default(path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a cable"), KeyboardInterrupt(), None], ids=repr)
-def test_watched_steps_are_saved_whatever_ends_the_run(error: BaseException | None, path: Path, tmp_path: Path) -> None:
+def test_watched_steps_are_saved_whatever_ends_the_run(
+    error: BaseException | None, path: Path, tmp_path: Path
+) -> None:
     events = run(Breaking(1, 9, 7, error or MemoryError()), path)
     if error is None:
         while next(events).steps < 3:
@@ -164,10 +181,17 @@ def test_what_is_no_sound_state_does_not_replace_the_last_commit(
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_a_source_that_ends_early_is_a_state_and_damage(path: Path, tmp_path: Path, chunk: int) -> None:
+def test_a_source_that_ends_early_is_a_state_and_damage(
+    path: Path, tmp_path: Path, chunk: int
+) -> None:
     gone = SourceUnreadable("it is gone")
     *_, summary = run(Breaking(1, 9, 7, gone), path, chunk=chunk)
-    assert (summary.steps, summary.complete, summary.damaged, summary.damage) == (3, False, True, "it is gone")
+    assert (summary.steps, summary.complete, summary.damaged, summary.damage) == (
+        3,
+        False,
+        True,
+        "it is gone",
+    )
     with pytest.raises(SourceUnreadable, match="it is gone"):
         list(run(Breaking(1, 9, 0, gone), tmp_path / "t.safetensors"))
 
@@ -178,20 +202,27 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(path: Path) ->
     *_, first = run(source, path)
     assert load_state(path).source["damage"] == source.damage.to_dict()  # type: ignore[index]
     assert describe_state(path)["stream"]["damage"] == source.damage.message
-    # A finished source is not read again: only the state knows of the damage, after another source too.
+    # A finished source is not read again: only the state knows of the damage, after another source
+    # too.
     *_, again = run(A, path)
     *_, other = run(B, path, append=True)
     *_, later = run(A, path, append=True)
     said = source.damage.message
     assert [(one.damaged, one.damage) for one in (first, again, other, later)] == [
-        (True, said), (True, said), (False, ""), (True, said),
-    ]  # fmt: skip
+        (True, said),
+        (True, said),
+        (False, ""),
+        (True, said),
+    ]
 
 
 @pytest.mark.parametrize(
     ("record", "options", "said"),
     [
-        *((Every, {"seconds": value}, "cannot commit every") for value in (0, -1.0, math.nan, math.inf)),
+        *(
+            (Every, {"seconds": value}, "cannot commit every")
+            for value in (0, -1.0, math.nan, math.inf)
+        ),
         (LiveOptions, {"stall_s": 0.0}, "stall_s is 0"),
         (LiveOptions, {"on_pressure": "panic"}, "on_pressure is 'panic'"),
         *((IngestOptions, {"chunk": chunk}, "a chunk of") for chunk in (0, -1, 65)),
@@ -204,22 +235,32 @@ def test_options_that_make_no_sense_are_refused(record, options, said):
         record(**options)
 
 
-@pytest.mark.parametrize(("chunk", "times"), [(1, [3, 4, 6, 8, 9, 12, 12]), (4, [4, 4, 8, 8, 12, 12])])
+@pytest.mark.parametrize(
+    ("chunk", "times"), [(1, [3, 4, 6, 8, 9, 12, 12]), (4, [4, 4, 8, 8, 12, 12])]
+)
 def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes(
     tmp_path: Path, chunk: int, times: list[int]
 ) -> None:
-    whole, source = tmp_path / "whole.safetensors", Prepared(1, 24)
-    asked = StandingQuestion("what is it", 3.0), StandingQuestion("red or not", 4.0, ("red", "green"))
+    whole = tmp_path / "whole.safetensors"
+    source = Prepared(1, 24)
+    asked = (
+        StandingQuestion("what is it", 3.0),
+        StandingQuestion("red or not", 4.0, ("red", "green")),
+    )
     how: Any = {"ask": asked, "chunk": chunk}
     found = [one for one in run(source, whole, **how) if isinstance(one, QuestionAnswered)]
     assert [(one.stream_time_s, one.late_s) for one in found] == [(at_s, None) for at_s in times]
-    assert [one["answer"] for one in describe_state(whole)["stream"]["answers"]] == [one.answer for one in found]
+    assert [one["answer"] for one in describe_state(whole)["stream"]["answers"]] == [
+        one.answer for one in found
+    ]
     for steps in range(1, 12, 3):
-        path, calls = tmp_path / f"{steps}.safetensors", count()
+        path = tmp_path / f"{steps}.safetensors"
+        calls = count()
         # Stopped, and then closed at the first event after the next step.
         list(run(source, path, should_stop=lambda n=steps, c=calls: next(c) >= n, **how))
         events = run(source, path, **how)
-        _, _ = next(events), next(events)
+        _ = next(events)
+        _ = next(events)
         events.close()
         list(run(source, path, **how))
         assert path.read_bytes() == whole.read_bytes()
@@ -231,7 +272,9 @@ def says(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     answers: dict[str, list[str]] = {}
 
     def ask(self: Session, question: str, *_: Any, **__: Any) -> Answer:
-        return Answer(question, answers[question].pop(0), self.clock.stream_time_s, 1.0, 1.0, 1, 1, -0.5)
+        return Answer(
+            question, answers[question].pop(0), self.clock.stream_time_s, 1.0, 1.0, 1, 1, -0.5
+        )
 
     monkeypatch.setattr(Session, "ask", ask)
     return answers
@@ -253,13 +296,20 @@ def test_an_answer_that_equals_the_last_one_is_no_news_however_much_else_was_ans
     assert kept == [(8, "7"), (9, "8"), (10, "no"), (10, "x" * 500)]
 
 
-def test_the_answers_are_those_of_the_stream_and_hold_no_nonsense(path: Path, says: dict[str, list[str]]) -> None:
+def test_the_answers_are_those_of_the_stream_and_hold_no_nonsense(
+    path: Path, says: dict[str, list[str]]
+) -> None:
     says["a"] = ["one", "two"]
     # Other sources go on with them, without a question too.
     for source, every_s in ((A, 3.0), (B, None), (Prepared(3, 6), 5.0)):
-        list(run(source, path, ask=(StandingQuestion("a", every_s),) if every_s else (), append=True))
+        list(
+            run(source, path, ask=(StandingQuestion("a", every_s),) if every_s else (), append=True)
+        )
     state = load_state(path)
-    assert [(one.stream_time_s, one.answer) for one in read_standing_answers(state)] == [(3, "one"), (10, "two")]
+    assert [(one.stream_time_s, one.answer) for one in read_standing_answers(state)] == [
+        (3, "one"),
+        (10, "two"),
+    ]
     assert not any("answers" in one for one in state.source["earlier"])  # type: ignore[index]
     with pytest.raises(StateCorrupt, match="source"):
         read_standing_answers(replace(state, source={"answers": [{"question": 3}]}))

@@ -11,11 +11,24 @@ from hypothesis import strategies as st
 
 from protokv.core import settings as core_settings
 from protokv.errors import ConfigError
-from protokv.memories import MEMORIES, InfiniPotVConfig, MemoryConfig, PaperConfig, ReKVConfig, SlidingWindowConfig
+from protokv.memories import (
+    MEMORIES,
+    InfiniPotVConfig,
+    MemoryConfig,
+    PaperConfig,
+    ReKVConfig,
+    SlidingWindowConfig,
+)
 
 
-@given(st.integers(17, 100_000), st.integers(1, 16), st.sampled_from([(1, 5), (1, 3), (1, 2), (3, 1), (1, 0), (0, 1)]))
-def test_near_and_far_together_are_the_budget(budget: int, modes: int, split: tuple[int, int]) -> None:
+@given(
+    st.integers(17, 100_000),
+    st.integers(1, 16),
+    st.sampled_from([(1, 5), (1, 3), (1, 2), (3, 1), (1, 0), (0, 1)]),
+)
+def test_near_and_far_together_are_the_budget(
+    budget: int, modes: int, split: tuple[int, int]
+) -> None:
     config = PaperConfig(budget=budget, pseudo_tokens=modes, split=split)
     assert config.near_tokens + config.prototypes * modes == budget
     assert config.near_tokens >= (split[0] > 0)
@@ -35,7 +48,10 @@ def test_a_memory_keeps_its_name_whatever_its_settings(name: str) -> None:
     config = MemoryConfig.of(name, budget=777)
     assert MEMORIES[name].name == config.name == config.to_dict()["kind"] == name
     assert config.changes() == {}
-    other = {"recent_frames": 5, "positions": "stream" if config.positions == "compact" else "compact"}
+    other = {
+        "recent_frames": 5,
+        "positions": "stream" if config.positions == "compact" else "compact",
+    }
     changed = config.with_fields({"seed": 2**63 - 1} | other)
     assert (changed.name, changed.changes()) == (name, other)
     assert MemoryConfig.from_dict(json.loads(json.dumps(changed.to_dict()))) == changed
@@ -44,14 +60,30 @@ def test_a_memory_keeps_its_name_whatever_its_settings(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("budget", 0), ("budget", 8), ("budget", "6k"), ("budget", True), ("budget", 6000.0), ("budget", 2**24 + 1),
-        ("seed", 2**63), ("pseudo_tokens", 0),
-        ("split", (1, 2, 3)), ("split", "1:3"), ("split", (1, 10**30)), ("spatial_weight", -0.1), ("merge", 1),
-        ("spatial_weight", float("nan")), ("spatial_weight", 10**400), ("idle_weight", float("inf")),
-        ("idle_steps", -1), ("key_rate", 1.01), ("decay", "sometimes"), ("anchor", None), ("codewords", 1),
+        ("budget", 0),
+        ("budget", 8),
+        ("budget", "6k"),
+        ("budget", True),
+        ("budget", 6000.0),
+        ("budget", 2**24 + 1),
+        ("seed", 2**63),
+        ("pseudo_tokens", 0),
+        ("split", (1, 2, 3)),
+        ("split", "1:3"),
+        ("split", (1, 10**30)),
+        ("spatial_weight", -0.1),
+        ("merge", 1),
+        ("spatial_weight", float("nan")),
+        ("spatial_weight", 10**400),
+        ("idle_weight", float("inf")),
+        ("idle_steps", -1),
+        ("key_rate", 1.01),
+        ("decay", "sometimes"),
+        ("anchor", None),
+        ("codewords", 1),
         ("warmup_residuals", 15),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object) -> None:
     with pytest.raises(ConfigError) as refused:
         MemoryConfig.from_dict({"kind": "paper", field: value})
@@ -77,14 +109,20 @@ def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object)
         ),
     ],
 )
-def test_an_impossible_setting_is_refused_by_name(kind: str, settings: dict[str, Any], said: str) -> None:
+def test_an_impossible_setting_is_refused_by_name(
+    kind: str, settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         MemoryConfig.of(kind, **settings)
 
 
 def test_a_memory_of_another_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("my-window", "protokv.memories.window:SlidingWindowConfig", "protokv.memories")
-    monkeypatch.setattr(core_settings, "entry_points", lambda group: [entry] if group == entry.group else [])
+    entry = EntryPoint(
+        "my-window", "protokv.memories.window:SlidingWindowConfig", "protokv.memories"
+    )
+    monkeypatch.setattr(
+        core_settings, "entry_points", lambda group: [entry] if group == entry.group else []
+    )
     found = core_settings.MemoryRegistry()
     assert list(found) == ["my-window"]
     assert found["my-window"] is SlidingWindowConfig
@@ -106,7 +144,9 @@ def test_an_unknown_memory_is_refused_with_those_that_there_are(name: object) ->
 
 
 @pytest.mark.parametrize("cls", MEMORIES.values())
-def test_every_number_has_a_least_and_a_greatest_value_that_keeps_squares_finite(cls: type[MemoryConfig]) -> None:
+def test_every_number_has_a_least_and_a_greatest_value_that_keeps_squares_finite(
+    cls: type[MemoryConfig],
+) -> None:
     types = core_settings.read_field_types(cls)
     assert all(span for kind, span in types.values() if kind in (int, float))
     for low, high in [span for _, span in types.values() if span]:

@@ -17,17 +17,24 @@ from tests.core.test_memories import built
 def video(seed: int, frames: int, tokens: int) -> Tensor:
     """Return features `[F, V, E]` that change slowly in some slots."""
     generator = torch.Generator().manual_seed(seed)
-    change = torch.rand(tokens, 1, generator=generator) * torch.randn(frames, tokens, 6, generator=generator)
+    change = torch.rand(tokens, 1, generator=generator) * torch.randn(
+        frames, tokens, 6, generator=generator
+    )
     return torch.randn(tokens, 6, generator=generator) + change.cumsum(0)
 
 
 def merged_at_once(features: Tensor, share: float) -> list[list[int]]:
-    """Apply the two passes to a whole video of a multiple of four frames; return the kept slots of each frame."""
+    """Apply the two passes to a whole video of a multiple of four frames; return the kept slots of
+    each frame.
+    """
     F, V, _ = features.shape
     n = max(1, int((1 - share) * V))
 
     def lowest(frame: Tensor, other: Tensor) -> list[int]:
-        cosines = [float(torch.nn.functional.cosine_similarity(frame[v], other[v], dim=0)) for v in range(V)]
+        cosines = [
+            float(torch.nn.functional.cosine_similarity(frame[v], other[v], dim=0))
+            for v in range(V)
+        ]
         return sorted(sorted(range(V), key=cosines.__getitem__)[:n])
 
     kept = [list(range(V)) for _ in range(F)]
@@ -39,10 +46,17 @@ def merged_at_once(features: Tensor, share: float) -> list[list[int]]:
 
 
 @given(
-    st.integers(0, 99), st.integers(1, 4), st.integers(1, 30), st.sampled_from([0.0, 0.5, 0.7, 1.0]), st.integers(0, 9)
+    st.integers(0, 99),
+    st.integers(1, 4),
+    st.integers(1, 30),
+    st.sampled_from([0.0, 0.5, 0.7, 1.0]),
+    st.integers(0, 9),
 )
-def test_merging_by_frames_is_merging_the_video(seed: int, groups: int, tokens: int, share: float, cut: int) -> None:
-    features, streamed = video(seed, 4 * groups, tokens), []
+def test_merging_by_frames_is_merging_the_video(
+    seed: int, groups: int, tokens: int, share: float, cut: int
+) -> None:
+    features = video(seed, 4 * groups, tokens)
+    streamed = []
     memory, world = built(DyCokeConfig(merge_share=share), shape_of())
     memory.start(*world.sink())
     # A caller may use one buffer for all frames.
@@ -58,7 +72,9 @@ def test_merging_by_frames_is_merging_the_video(seed: int, groups: int, tokens: 
 def test_a_step_on_another_grid_is_whole_and_starts_a_group() -> None:
     memory, _ = built(DyCokeConfig(merge_share=0.5), shape_of())
     grids = [(2, 4), (2, 4), (4, 2), (4, 2), (4, 2), (4, 2), (2, 4)]
-    kept = [len(memory.select(frame, grid)) for frame, grid in zip(video(1, 7, 8), grids, strict=True)]
+    kept = [
+        len(memory.select(frame, grid)) for frame, grid in zip(video(1, 7, 8), grids, strict=True)
+    ]
     assert kept == [8, 4, 8, 4, 4, 4, 8]
 
 
@@ -76,7 +92,9 @@ def test_the_features_that_are_kept_are_those_of_one_step() -> None:
 
 
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3, 4, 5], [1, 4], [5]])
-def test_a_thinned_step_keeps_its_text_and_the_rows_that_go_with_its_tokens(kept: list[int]) -> None:
+def test_a_thinned_step_keeps_its_text_and_the_rows_that_go_with_its_tokens(
+    kept: list[int],
+) -> None:
     embeddings = torch.arange(9.0)[:, None].repeat(1, 4)
     deepstack = torch.arange(6.0)[None, :, None].repeat(3, 1, 4)
     step = StepTokens(embeddings, (2, 3), slice(2, 8), deepstack)
@@ -89,7 +107,9 @@ def test_a_thinned_step_keeps_its_text_and_the_rows_that_go_with_its_tokens(kept
     assert left.deepstack[1, :, 0].tolist() == [float(slot) for slot in kept]
 
 
-def test_a_session_forwards_what_was_selected_and_its_clock_counts_what_streamed_in(tiny: Backbone) -> None:
+def test_a_session_forwards_what_was_selected_and_its_clock_counts_what_streamed_in(
+    tiny: Backbone,
+) -> None:
     session = watched(tiny, MemoryConfig.of("dycoke", budget=400, merge_share=0.5), range(6))
     plain = watched(tiny, MemoryConfig.of("sliding-window", budget=400), range(6))
     assert session.clock == plain.clock
@@ -99,7 +119,8 @@ def test_a_session_forwards_what_was_selected_and_its_clock_counts_what_streamed
     kept = [oracle.select(step.embeddings, step.grid) for step in tokens]
     assert [len(slots) for slots in kept] == [V, V // 2, V // 2, V // 2, V, V // 2]
     rows = torch.cat([index * V + slots for index, slots in enumerate(kept)])
-    held, all_ = session.tensors(), plain.tensors()
+    held = session.tensors()
+    all_ = plain.tensors()
     for name in ("near.positions", "near.coordinates", "near.step"):
         assert torch.equal(held[name][: len(rows)], all_[name][rows])
     # The first step is whole and has the keys of the plain one; later ones have seen less.

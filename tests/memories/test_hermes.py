@@ -16,7 +16,8 @@ from tests.core.streams import World, shape_of
 from tests.oracles.hermes import NaiveHermes
 from tests.tolerance import near, tolerance
 
-# A score is a share of attention, scaled to [0, 1]: products over a head, and a softmax over the held tokens.
+# A score is a share of attention, scaled to [0, 1]: products over a head, and a softmax over the
+# held tokens.
 TIE = tolerance(torch.float32, 6 + 32, 2.0)
 
 
@@ -28,7 +29,11 @@ TIE = tolerance(torch.float32, 6 + 32, 2.0)
         bands=st.sampled_from([(0.1, 0.3), (0.4, 0.4), (0.0, 1.0), (1.0, 0.0)]),
     ),
     shape=st.builds(
-        shape_of, layers=st.integers(1, 5), heads=st.integers(1, 2), size=st.just(6), components=st.sampled_from([1, 3])
+        shape_of,
+        layers=st.integers(1, 5),
+        heads=st.integers(1, 2),
+        size=st.just(6),
+        components=st.sampled_from([1, 3]),
     ),
     group=st.integers(1, 2),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
@@ -36,7 +41,12 @@ TIE = tolerance(torch.float32, 6 + 32, 2.0)
     seed=st.integers(0, 2**16),
 )
 def test_it_equals_its_oracle_token_for_token(
-    config: HermesConfig, shape: MemoryShape, group: int, lengths: list[int], probed: bool, seed: int
+    config: HermesConfig,
+    shape: MemoryShape,
+    group: int,
+    lengths: list[int],
+    probed: bool,
+    seed: int,
 ) -> None:
     world = World(shape, seed)
     sink = world.sink()
@@ -66,7 +76,9 @@ def compare(fast: Hermes, naive: NaiveHermes) -> None:
         assert len(held) == n
         for head in range(fast._shape.kv_heads):
             assert state["kept.step"][layer, head, :n].tolist() == [token.step for token in held]
-            assert torch.equal(state["kept.positions"][layer, head, :n], torch.stack([t.position for t in held]))
+            assert torch.equal(
+                state["kept.positions"][layer, head, :n], torch.stack([t.position for t in held])
+            )
             for name, exact in (
                 ("keys", [token.keys[head] for token in held]),
                 ("values", [token.values[head] for token in held]),
@@ -74,7 +86,9 @@ def compare(fast: Hermes, naive: NaiveHermes) -> None:
             ):
                 # A mean of up to a hundred tokens whose keys are rotated to one position.
                 allowed = near(torch.stack(exact), 100 + 12)
-                torch.testing.assert_close(state[f"kept.{name}"][layer, head, :n], torch.stack(exact), **allowed)
+                torch.testing.assert_close(
+                    state[f"kept.{name}"][layer, head, :n], torch.stack(exact), **allowed
+                )
     assert (state["kept.step"][:, :, n:] == -1).all()
     context = fast.context()
     assert isinstance(context, SlotContext)

@@ -31,20 +31,33 @@ GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
         recent_share=st.sampled_from([0.25, 0.125, 0.0, 0.6, 1.0]),
     ),
     shape=st.builds(
-        shape_of, heads=st.integers(1, 2), size=st.sampled_from([4, 6, 16]), components=st.sampled_from([1, 3])
+        shape_of,
+        heads=st.integers(1, 2),
+        size=st.sampled_from([4, 6, 16]),
+        components=st.sampled_from([1, 3]),
     ),
     runs=st.lists(st.tuples(GRIDS, st.integers(1, 8)), min_size=1, max_size=3),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
     seed=st.integers(0, 2**16),
 )
 def test_it_equals_its_oracle_token_for_token(
-    config: InfiniPotVConfig, shape: MemoryShape, runs: list[tuple[tuple[int, int, int], int]], noise: float, seed: int
+    config: InfiniPotVConfig,
+    shape: MemoryShape,
+    runs: list[tuple[tuple[int, int, int], int]],
+    noise: float,
+    seed: int,
 ) -> None:
     world = World(shape, seed, noise=noise)
     fast = InfiniPotV(config, shape, world.rotary)
     fast.start(*world.sink())
-    naive = [NaiveInfiniPotV(config, shape, layer, head) for layer in range(2) for head in range(shape.kv_heads)]
-    for index, (rows, columns, text) in enumerate(grid for grid, times in runs for _ in range(times)):
+    naive = [
+        NaiveInfiniPotV(config, shape, layer, head)
+        for layer in range(2)
+        for head in range(shape.kv_heads)
+    ]
+    for index, (rows, columns, text) in enumerate(
+        grid for grid, times in runs for _ in range(times)
+    ):
         # Text stands in the middle of the frame.
         places = torch.cat((torch.full((text, 2), 0.5), make_cell_centres((rows, columns))))
         step = replace(world.step(index, text + rows * columns), coordinates=places)
@@ -58,7 +71,8 @@ def test_it_equals_its_oracle_token_for_token(
 
 
 def compare(fast: InfiniPotV, naive: list[NaiveInfiniPotV]) -> None:
-    context, state = fast.context(), fast.tensors()
+    context = fast.context()
+    state = fast.tensors()
     assert isinstance(context, SlotContext)
     assert context.positions is not None
     P0 = context.far.start
@@ -74,7 +88,9 @@ def compare(fast: InfiniPotV, naive: list[NaiveInfiniPotV]) -> None:
             (context.positions(), [token.position for token in oracle.held]),
         ):
             assert torch.equal(given_.flatten(0, 1)[row, P0 : P0 + n], torch.stack(expected))
-        assert state["kept.step"].flatten(0, 1)[row, :n].tolist() == [token.step for token in oracle.held]
+        assert state["kept.step"].flatten(0, 1)[row, :n].tolist() == [
+            token.step for token in oracle.held
+        ]
         places = state["kept.coordinates"].flatten(0, 1)[row, :n].tolist()
         assert places == [list(token.place) for token in oracle.held]
     assert fast.report() == {

@@ -17,13 +17,20 @@ from tests.tolerance import near_logits
 QUESTION = "what is the first star ?"
 
 
-@given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 99))
+@given(
+    st.integers(1, 30),
+    st.integers(1, 6),
+    st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    st.integers(0, 99),
+)
 def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
     budget: int, last_steps: int, lengths: list[int], seed: int
 ) -> None:
     shape = shape_of(heads=2)
     world = World(shape, seed)
-    memory = LastFramesMemory(LastFramesConfig(budget=budget, last_steps=last_steps), shape, world.rotary)
+    memory = LastFramesMemory(
+        LastFramesConfig(budget=budget, last_steps=last_steps), shape, world.rotary
+    )
     memory.start(*world.sink())
     steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
     held: list[list[int]] = []
@@ -54,10 +61,13 @@ def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: st
     assert (one - changed).abs().max() > 1e-3
 
 
-def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(tiny: Backbone) -> None:
+def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(
+    tiny: Backbone,
+) -> None:
     session = Session.start(tiny, LastFramesConfig(budget=400, last_steps=1, positions="compact"))
     for index, frame in enumerate([3, 1, 4, 1, 5]):
-        # Half a second is one temporal position of this model, so steps follow each other without a gap.
+        # Half a second is one temporal position of this model, so steps follow each other without a
+        # gap.
         session.watch(random_frames(frame), time_s=index / 2)
     alone = watched(tiny, MemoryConfig.of("full", budget=400), [5])
     expected = alone.prefill(QUESTION)

@@ -1,4 +1,6 @@
-"""The last frames read afresh: equal to the plain reading before evictions, bounded, saved, refused when unsound."""
+"""The last frames read afresh: equal to the plain reading before evictions, bounded, saved, refused
+when unsound.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,23 +25,34 @@ SUPPORTED = [name for name, cls in MEMORIES.items() if cls.memory.hides_recent]
 QUESTION = "what is it?"
 
 
-def after(backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: object) -> Session:
-    return watched(backbone, MemoryConfig.of(name, budget=budget, **settings).for_step(budget), range(n))
+def after(
+    backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: object
+) -> Session:
+    return watched(
+        backbone, MemoryConfig.of(name, budget=budget, **settings).for_step(budget), range(n)
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in SUPPORTED if name not in ("last-frames", "dycoke")])
+@pytest.mark.parametrize(
+    "name", [name for name in SUPPORTED if name not in ("last-frames", "dycoke")]
+)
 def test_before_evictions_reading_afresh_equals_reading_the_keys(tiny: Backbone, name: str) -> None:
     session = after(tiny, 4, name, budget=400)
-    plain, afresh = (s.prefill(QUESTION) for s in (session, after(tiny, 4, name, budget=400, recent_frames=4)))
+    plain, afresh = (
+        s.prefill(QUESTION) for s in (session, after(tiny, 4, name, budget=400, recent_frames=4))
+    )
     torch.testing.assert_close(afresh, plain, **near_logits(session, plain))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava_onevision"])
-def test_any_kind_of_positions_reads_its_steps_afresh(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_kind_of_positions_reads_its_steps_afresh(
+    family: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = BUILDERS[family](tmp_path_factory.mktemp(family))
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     plain, afresh = (after(backbone, 3, recent_frames=n * backbone.frames_per_step) for n in (0, 2))
-    expected, found = plain.prefill(QUESTION), afresh.prefill(QUESTION)
+    expected = plain.prefill(QUESTION)
+    found = afresh.prefill(QUESTION)
     torch.testing.assert_close(found, expected, **near_logits(plain, expected))
     protokv.save(afresh, folder / "state.safetensors")
     convert_state(folder / "state.safetensors", folder / "state.zarr")
@@ -47,19 +60,31 @@ def test_any_kind_of_positions_reads_its_steps_afresh(family: str, tmp_path_fact
 
 
 @pytest.mark.parametrize("positions", ["stream", "compact"])
-def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(tiny: Backbone, positions: str) -> None:
+def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(
+    tiny: Backbone, positions: str
+) -> None:
     steps = 2
     settings = {"last_steps": steps, "positions": positions}
     session = after(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
-    # By hand: the prompt, the last steps, the question; compact, the first of the steps stands right behind the prompt.
-    ids, prefix = tiny.suffix_ids(QUESTION), len(tiny.prefix_ids)
+    # By hand: the prompt, the last steps, the question; compact, the first of the steps stands
+    # right behind the prompt.
+    ids = tiny.suffix_ids(QUESTION)
+    prefix = len(tiny.prefix_ids)
     prelude = list(session.recent.steps)
     stands = torch.cat([positions for _, positions in prelude])
     if positions == "compact":
         stands = stands.clone()
         stands[:, list(tiny.moving)] -= int(stands[0, 0]) - prefix
-    embedded = [tiny.embed_text(tiny.prefix_ids), *(tokens.embeddings for tokens, _ in prelude), tiny.embed_text(ids)]
-    places = [tiny.text_positions(0, prefix), stands, tiny.text_positions(int(stands.max()) + 1, len(ids))]
+    embedded = [
+        tiny.embed_text(tiny.prefix_ids),
+        *(tokens.embeddings for tokens, _ in prelude),
+        tiny.embed_text(ids),
+    ]
+    places = [
+        tiny.text_positions(0, prefix),
+        stands,
+        tiny.text_positions(int(stands.max()) + 1, len(ids)),
+    ]
     with torch.inference_mode():
         hidden = tiny.forward(torch.cat(embedded), torch.cat(places), tiny.new_cache())
         expected = tiny.logits(hidden[-len(ids) :])
@@ -71,7 +96,9 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_recent_steps_are_bounded_and_a_question_reads_them_once_before_its_text(tiny: Backbone, name: str) -> None:
+def test_recent_steps_are_bounded_and_a_question_reads_them_once_before_its_text(
+    tiny: Backbone, name: str
+) -> None:
     session = after(tiny, 7, name, budget=24, recent_frames=5, positions="compact")
     tokens = sum(len(positions) for _, positions in list(session.recent.steps))
     assert len(list(session.recent.steps)) == 3
@@ -86,11 +113,16 @@ def test_recent_steps_are_bounded_and_a_question_reads_them_once_before_its_text
     assert torch.isfinite(reading.logits).all()
     # A window that holds them as single tokens reads no more than without.
     if name == "sliding-window":
-        assert session.ask(QUESTION).context_tokens == after(tiny, 9, name, budget=24).ask(QUESTION).context_tokens
+        assert (
+            session.ask(QUESTION).context_tokens
+            == after(tiny, 9, name, budget=24).ask(QUESTION).context_tokens
+        )
 
 
 @pytest.mark.parametrize("cut", [0, 2])
-def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_path: Path, cut: int) -> None:
+def test_a_stream_continued_from_a_state_is_the_same_stream(
+    tiny: Backbone, tmp_path: Path, cut: int
+) -> None:
     whole, part = (after(tiny, n, "durable", budget=24, recent_frames=4) for n in (5, cut))
     protokv.save(part, tmp_path / "state.safetensors")
     counted = describe_state(tmp_path / "state.safetensors")["bytes"].get("recent", 0)
@@ -103,12 +135,16 @@ def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_
 
 
 @pytest.mark.parametrize(("place", "value"), [((0, 0), 1), ((0, 3), -1), ((1, 4), 10**9)])
-def test_recent_steps_that_make_no_sense_are_refused(tiny: Backbone, place: tuple[int, int], value: int) -> None:
+def test_recent_steps_that_make_no_sense_are_refused(
+    tiny: Backbone, place: tuple[int, int], value: int
+) -> None:
     state = checkpoint.make_state(after(tiny, 4, "durable", budget=24, recent_frames=4))
     rows = state.tensors["recent.steps"].clone()
     rows[place] = value
     with pytest.raises(StateCorrupt, match="recent"):
-        checkpoint.restore_session(replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny)
+        checkpoint.restore_session(
+            replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny
+        )
 
 
 def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -> None:

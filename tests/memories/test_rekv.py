@@ -1,4 +1,6 @@
-"""`ReKV`: retrieval equals a literal loop over blocks; nothing is missing until the budget is exceeded."""
+"""`ReKV`: retrieval equals a literal loop over blocks; nothing is missing until the budget is
+exceeded.
+"""
 
 from copy import deepcopy
 from typing import Any
@@ -39,7 +41,9 @@ def recalled(memory: ReKV) -> RetrievalContext:
 def question(shape: MemoryShape, groups: int, seed: int, tokens: int = 4) -> Tensor:
     """Return a query before rotation, `[L, Hq, T, D]`."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape.layers, shape.kv_heads * groups, tokens, shape.head_size, generator=generator)
+    return torch.randn(
+        shape.layers, shape.kv_heads * groups, tokens, shape.head_size, generator=generator
+    )
 
 
 def rotated(context: RetrievalContext, world: World, bare: Tensor) -> Tensor:
@@ -49,7 +53,9 @@ def rotated(context: RetrievalContext, world: World, bare: Tensor) -> Tensor:
 
 
 def near_rotated(keys: Tensor, newest: int) -> dict[str, float]:
-    """Return the tolerance for keys rotated from one position to another: angles up to `newest` radians are rounded."""
+    """Return the tolerance for keys rotated from one position to another: angles up to `newest`
+    radians are rounded.
+    """
     angles = tolerance(keys.dtype, 2, newest)
     return {"rtol": 0.0, "atol": (angles + tolerance(keys.dtype, 8)) * float(keys.abs().max())}
 
@@ -57,23 +63,39 @@ def near_rotated(keys: Tensor, newest: int) -> dict[str, float]:
 def blocks_of(steps: list[StepKV], budget: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return keys, values and positions of each block of the steps."""
     return [
-        (step.keys[:, :, at : at + budget], step.values[:, :, at : at + budget], step.positions[at : at + budget])
+        (
+            step.keys[:, :, at : at + budget],
+            step.values[:, :, at : at + budget],
+            step.positions[at : at + budget],
+        )
         for step in steps
         for at in range(0, len(step.positions), budget)
     ]
 
 
-def literal_choice(blocks: list[tuple[Tensor, Tensor, Tensor]], bare: Tensor, world: World, budget: int) -> list[int]:
-    """Apply the published rule to one layer's query `[Hq, T, D]` and that layer's blocks, one block at a time."""
+def literal_choice(
+    blocks: list[tuple[Tensor, Tensor, Tensor]], bare: Tensor, world: World, budget: int
+) -> list[int]:
+    """Apply the published rule to one layer's query `[Hq, T, D]` and that layer's blocks, one block
+    at a time.
+    """
     query_heads = bare.shape[0]
-    wanted = torch.cat([torch.stack([bare[h, t] for t in range(bare.shape[1])]).mean(0) for h in range(query_heads)])
+    wanted = torch.cat(
+        [
+            torch.stack([bare[h, t] for t in range(bare.shape[1])]).mean(0)
+            for h in range(query_heads)
+        ]
+    )
     scores = []
     for keys, _, positions in blocks:
-        without = [unrotate(keys[:, t].float(), *world.rotary(positions[t])) for t in range(len(positions))]
+        without = [
+            unrotate(keys[:, t].float(), *world.rotary(positions[t])) for t in range(len(positions))
+        ]
         mean = sum(without) / len(without)
         groups = query_heads // len(mean)
         scores.append(float(torch.cat([mean[h // groups] for h in range(query_heads)]) @ wanted))
-    chosen, tokens = [], 0
+    chosen = []
+    tokens = 0
     for index in sorted(range(len(blocks)), key=lambda index: -scores[index]):
         tokens += len(blocks[index][2])
         if tokens > budget:
@@ -82,7 +104,13 @@ def literal_choice(blocks: list[tuple[Tensor, Tensor, Tensor]], bare: Tensor, wo
     return sorted(chosen)
 
 
-@given(LENGTHS, st.integers(3, 40), st.sampled_from([1, 2, 3]), st.sampled_from([1, 3]), st.integers(0, 99))
+@given(
+    LENGTHS,
+    st.integers(3, 40),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 3]),
+    st.integers(0, 99),
+)
 def test_layers_read_what_a_literal_loop_chooses(
     lengths: list[int], budget: int, groups: int, components: int, seed: int
 ) -> None:
@@ -94,7 +122,8 @@ def test_layers_read_what_a_literal_loop_chooses(
         # The caller may reuse its tensors.
         for tensor in (step.keys, step.values, step.positions):
             tensor.zero_()
-    context, bare = recalled(memory), question(shape, groups, seed)
+    context = recalled(memory)
+    bare = question(shape, groups, seed)
     for layer in range(shape.layers):
         keys, values, bias = shown_to(context, layer, rotated(context, world, bare[layer]))
         own = [(k[layer], v[layer], p) for k, v, p in blocks]
@@ -110,7 +139,8 @@ def test_layers_read_what_a_literal_loop_chooses(
 
 
 @given(
-    LENGTHS | st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda pair: [pair[0]] * pair[1]),
+    LENGTHS
+    | st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda pair: [pair[0]] * pair[1]),
     st.integers(3, 40),
     st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]),
     st.integers(0, 99),
@@ -122,12 +152,14 @@ def test_packed_blocks_follow_each_other_and_the_question_follows_them(
     shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
     memory, world = built(shape, seed, budget=budget)
     blocks = blocks_of(feed(memory, world, lengths), budget)
-    stream, bare = recalled(memory), question(shape, 2, seed)
+    stream = recalled(memory)
+    bare = question(shape, 2, seed)
     packed = stream.compact(anchored(world, SINK, moving=moving), stream.far_span())
     if sum(lengths) <= budget:
         assert packed is stream
         return
-    ends, newest = [], int(blocks[-1][2][:, 0].max())
+    ends = []
+    newest = int(blocks[-1][2][:, 0].max())
     assert newest + 1 - packed.shift == packed.packed_end
     for layer in range(shape.layers):
         keys, values, bias = shown_to(packed, layer, rotated(packed, world, bare[layer]))
@@ -147,13 +179,17 @@ def test_packed_blocks_follow_each_other_and_the_question_follows_them(
             there = here.clone()
             there[:, list(moving)] += start - int(one.min())
             start += span
-            expected.append(rotate(unrotate(own[index][0], *world.rotary(here)), *world.rotary(there)))
+            expected.append(
+                rotate(unrotate(own[index][0], *world.rotary(here)), *world.rotary(there))
+            )
             ends.append(int(there.max()) + 1)
         n = sum(map(len, moved))
         packed_keys = torch.cat(expected, 1)
         allowed = near_rotated(packed_keys, sum(lengths))
         torch.testing.assert_close(keys[:, SINK : SINK + n], packed_keys, **allowed)
-        assert torch.equal(values[:, SINK : SINK + n], torch.cat([own[index][1] for index in chosen], 1))
+        assert torch.equal(
+            values[:, SINK : SINK + n], torch.cat([own[index][1] for index in chosen], 1)
+        )
         assert (bias[:, SINK + n :] == -torch.inf).all()
     still = [axis for axis in range(components) if axis not in moving]
     highest = [int(positions[:, still].max()) for *_, positions in blocks] if still else []
@@ -166,11 +202,18 @@ def test_the_question_chooses_and_the_answer_reads_on() -> None:
     shape = shape_of(sink=SINK)
     memory, world = built(shape, budget=8)
     feed(memory, world, [4] * 10)
-    context, one, other = recalled(memory), question(shape, 1, 1), question(shape, 1, 2, tokens=1)
+    context = recalled(memory)
+    one = question(shape, 1, 1)
+    other = question(shape, 1, 2, tokens=1)
     first = [shown_to(context, layer, rotated(context, world, one[layer])) for layer in range(2)]
     again = [shown_to(context, layer, rotated(context, world, other[layer])) for layer in range(2)]
-    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
-    # Another question is another recall, and may read other blocks: layers and questions choose for themselves.
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(first, again, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+    # Another question is another recall, and may read other blocks: layers and questions choose for
+    # themselves.
     fresh = recalled(memory)
     differs = [shown_to(fresh, layer, rotated(fresh, world, -one[layer]))[0] for layer in range(2)]
     assert not torch.equal(differs[0], first[0][0])

@@ -62,10 +62,16 @@ def test_the_newest_step_and_the_best_of_the_others_stay(tmp_path: Path) -> None
     assert same(again.memory.tensors(), held)
 
 
-def test_a_state_names_no_code_to_run_and_its_reader_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone, path, place = MockBackbone(), tmp_path / "state.safetensors", f"{__name__}:LongestConfig"
+def test_a_state_names_no_code_to_run_and_its_reader_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = MockBackbone()
+    path = tmp_path / "state.safetensors"
+    place = f"{__name__}:LongestConfig"
     protokv.save(Session.start(backbone, MemoryConfig.of(place, budget=20)), path)
-    monkeypatch.setattr(MEMORIES, "_entries", {name: MEMORIES._entries[name] for name in ("durable", "full")})
+    monkeypatch.setattr(
+        MEMORIES, "_entries", {name: MEMORIES._entries[name] for name in ("durable", "full")}
+    )
     with pytest.raises(StateMismatch, match="longest-values, which is not known here"):
         protokv.load(path, backbone)
     with pytest.raises(ConfigError, match="there is no memory"):
@@ -74,7 +80,9 @@ def test_a_state_names_no_code_to_run_and_its_reader_does(tmp_path: Path, monkey
     assert protokv.load(path, backbone).config == LongestConfig(budget=20)
 
 
-@pytest.mark.parametrize("place", ["nowhere:Rule", f"{__name__}:Nothing", f"{__name__}:Longest", ":", "os:"])
+@pytest.mark.parametrize(
+    "place", ["nowhere:Rule", f"{__name__}:Nothing", f"{__name__}:Longest", ":", "os:"]
+)
 def test_a_place_without_settings_of_a_memory_is_refused(place: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"memory {place}: ")):
         MemoryConfig.of(place)

@@ -1,4 +1,6 @@
-"""The shipped checkpoint is a real Qwen2.5-VL folder, and it answers held-out questions about all that was seen."""
+"""The shipped checkpoint is a real Qwen2.5-VL folder, and it answers held-out questions about all
+that was seen.
+"""
 
 import json
 
@@ -22,20 +24,24 @@ def mini() -> Backbone:
 
 
 def test_the_folder_belongs_to_this_vocabulary_and_shape():
-    tokenizer, config = (
-        AutoTokenizer.from_pretrained(MiniBackbone.folder("protokv/mini")),
-        AutoConfig.from_pretrained(MiniBackbone.folder("protokv/mini")),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(MiniBackbone.folder("protokv/mini"))
+    config = AutoConfig.from_pretrained(MiniBackbone.folder("protokv/mini"))
     assert {w: i for w, i in tokenizer.get_vocab().items() if i < len(token_ids())} == token_ids()
     assert tokenizer.chat_template == CHAT_TEMPLATE
-    assert config.text_config.to_dict() | {"dtype": None} == make_config().text_config.to_dict() | {"dtype": None}
+    assert config.text_config.to_dict() | {"dtype": None} == make_config().text_config.to_dict() | {
+        "dtype": None
+    }
     assert config.vision_config.tokens_per_second == 1
-    assert json.loads((MiniBackbone.folder("protokv/mini") / "config.json").read_text())["protokv_fps"] == 2.0
+    assert (
+        json.loads((MiniBackbone.folder("protokv/mini") / "config.json").read_text())["protokv_fps"]
+        == 2.0
+    )
 
 
 @pytest.mark.parametrize(("load", "length"), [("few", 17), ("many", 33)])
 def test_held_out_questions_are_answered(mini, load, length):
-    right, asked = 0, []
+    right = 0
+    asked = []
     for index in range(2):
         world = make_held_out_world(load, length, 5000 + index)
         session = Session.start(mini, MemoryConfig.of("full", budget=4096))

@@ -1,6 +1,7 @@
 """Literal attention, equation 3 of the paper: one softmax over everything in float32.
 
-It casts keys and values to float32 and holds all logits at once. Tests compare the fast attention with it.
+It casts keys and values to float32 and holds all logits at once. Tests compare the fast attention
+with it.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,11 @@ from protokv.core.context import KVSegment
 from protokv.core.rotary import rotate
 
 
-def attend(query: Tensor, segments: Sequence[KVSegment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
-    """Return softmax attention of `T` queries over all segments and, causally, over the `n` tokens of the tail.
+def attend(
+    query: Tensor, segments: Sequence[KVSegment], tail: tuple[Tensor, Tensor], scaling: float
+) -> Tensor:
+    """Return softmax attention of `T` queries over all segments and, causally, over the `n` tokens
+    of the tail.
 
     Args:
         query: `[Hq, T, D]`, rotated; query `i` is the token `n - T + i` of the tail.
@@ -31,8 +35,12 @@ def attend(query: Tensor, segments: Sequence[KVSegment], tail: tuple[Tensor, Ten
     return weighed.view(heads, T, D).to(query.dtype)
 
 
-def weights(query: Tensor, segments: Sequence[KVSegment], tail_keys: Tensor, scaling: float) -> Tensor:
-    """Return the weight of each of N slots and of n `tail_keys` for each query, `[Hq, T, N + n]` float32."""
+def weights(
+    query: Tensor, segments: Sequence[KVSegment], tail_keys: Tensor, scaling: float
+) -> Tensor:
+    """Return the weight of each of N slots and of n `tail_keys` for each query, `[Hq, T, N + n]`
+    float32.
+    """
     heads, T, D = query.shape
     H, n = tail_keys.shape[:2]
     asked = query.float()
@@ -43,8 +51,14 @@ def weights(query: Tensor, segments: Sequence[KVSegment], tail_keys: Tensor, sca
 
     logits = []
     for segment in segments:
-        rotated = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
-        logits.append(logits_of(rotated, segment.keys[..., :D].float()) + segment.bias[:, None, None])
-    future = torch.arange(n, device=query.device) > torch.arange(n - T, n, device=query.device)[:, None]
+        rotated = (
+            asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
+        )
+        logits.append(
+            logits_of(rotated, segment.keys[..., :D].float()) + segment.bias[:, None, None]
+        )
+    future = (
+        torch.arange(n, device=query.device) > torch.arange(n - T, n, device=query.device)[:, None]
+    )
     logits.append(logits_of(asked, tail_keys.float()).masked_fill(future, -torch.inf))
     return torch.cat(logits, -1).softmax(-1).view(heads, T, -1)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 # As in the rule: of what is kept, of what has no mass, of what may not be.
-KEPT, FAR, NEVER = 8e36, 4e37, 1e38
+KEPT = 8e36
+FAR = 4e37
+NEVER = 1e38
 DEARER = 10
 CLOSE = 1e-4
 """Costs that differ by less, as a share, may be in another order in float32."""
@@ -28,7 +30,9 @@ class Point:
 
 
 def fold(center: Sequence[float], signs: Sequence[float], most: int = 64) -> list[float]:
-    """Return a sketch: numbers with signs, halved in number and added up until there are at most 64."""
+    """Return a sketch: numbers with signs, halved in number and added up until there are at most
+    64.
+    """
     size = len(center)
     while size > most and size % 2 == 0:
         size //= 2
@@ -48,7 +52,11 @@ def cost(one: Point, other: Point) -> float:
 def usual_cost(tokens: Sequence[Point]) -> float:
     """Return the mean squared distance of the tokens of a step from their mean."""
     mean = np.mean([token.sketch for token in tokens], axis=0)
-    return float(np.mean([sum((z - m) ** 2 for z, m in zip(token.sketch, mean, strict=True)) for token in tokens]))
+    return float(
+        np.mean(
+            [sum((z - m) ** 2 for z, m in zip(token.sketch, mean, strict=True)) for token in tokens]
+        )
+    )
 
 
 class Step:
@@ -60,13 +68,18 @@ class Step:
     """
 
     def __init__(self, points: list[Point], goers: int, most: float) -> None:
-        self.points, self.ambiguous = points, False
+        self.points = points
+        self.ambiguous = False
         n = len(points)
-        self.costs = [[cost(one, other) if other is not one else NEVER for other in points] for one in points]
+        self.costs = [
+            [cost(one, other) if other is not one else NEVER for other in points] for one in points
+        ]
         self.gone: set[int] = set()
         self._round(goers, last=False)
         self._round(goers - len(self.gone), last=True)
-        self.groups: dict[int, list[int]] = {index: [index] for index in range(n) if index not in self.gone}
+        self.groups: dict[int, list[int]] = {
+            index: [index] for index in range(n) if index not in self.gone
+        }
         for index in sorted(self.gone):
             least, goal = self._goal(index)
             self._compare(least, most)
@@ -74,7 +87,9 @@ class Step:
                 self.groups[goal].append(index)
 
     def _heavier(self, index: int, other: int) -> bool:
-        """Tell whether a point may go into another one; of equal ones into the earlier. What is kept is lighter."""
+        """Tell whether a point may go into another one; of equal ones into the earlier. What is
+        kept is lighter.
+        """
         weights = [(not self.points[one].kept, self.points[one].mass) for one in (index, other)]
         weights = [(free and mass > 0, mass) for free, mass in weights]
         return weights[1] > weights[0] or (weights[1] == weights[0] and other < index)
@@ -117,24 +132,34 @@ class Step:
 
 
 def cluster(points: Sequence[Point], members: Sequence[int], at_mean: bool) -> Point:
-    """Return what members become: their mean, at the place of the newest one or at the mean place."""
+    """Return what members become: their mean, at the place of the newest one or at the mean
+    place.
+    """
     some = [points[index] for index in sorted(members)]
     mass = sum(point.mass for point in some)
 
     def mean(name: str) -> list[float]:
         columns = zip(*(getattr(point, name) for point in some), strict=True)
         masses = [point.mass for point in some]
-        return [sum(m * x for m, x in zip(masses, column, strict=True)) / max(mass, 1) for column in columns]
+        return [
+            sum(m * x for m, x in zip(masses, column, strict=True)) / max(mass, 1)
+            for column in columns
+        ]
 
     last = max(point.last for point in some)
     newest = [point.position for point in some if point.last == last][-1]
-    return Point(mean("center"), mass, last, [round(x) for x in mean("position")] if at_mean else newest)
+    return Point(
+        mean("center"), mass, last, [round(x) for x in mean("position")] if at_mean else newest
+    )
 
 
 def weigh(weights: Sequence[int], opened: int, absorbed: int) -> list[int]:
-    """Return what tokens of these weights weigh in a bank that so many tokens and repeats reached before."""
+    """Return what tokens of these weights weigh in a bank that so many tokens and repeats reached
+    before.
+    """
     # As if a step of tokens of four sights each had come first.
-    new, repeats = opened + len(weights), absorbed + 3 * len(weights)
+    new = opened + len(weights)
+    repeats = absorbed + 3 * len(weights)
     return [min(weight, 4 if repeats > 1.5 * new else 2) for weight in weights]
 
 
@@ -168,6 +193,10 @@ class Protection:
         present = min(max(0.0, max(self.budget / 2, (step + 1) * tokens / 8) - self.near), most)
         first = min(self.prototypes / 2, most - present)
         begin = self.near // tokens
-        # Steps are counted in tokens that have a mass; in this order, as a bound may be a whole number.
-        pace, steps = self.share() / (self.opened + tokens), step - begin + 2
-        return 0 <= last <= begin - 1 + pace * (first * steps) or last > step - pace * (present * steps)
+        # Steps are counted in tokens that have a mass; in this order, as a bound may be a whole
+        # number.
+        pace = self.share() / (self.opened + tokens)
+        steps = step - begin + 2
+        return 0 <= last <= begin - 1 + pace * (first * steps) or last > step - pace * (
+            present * steps
+        )

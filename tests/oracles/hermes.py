@@ -1,4 +1,5 @@
-"""The literal `Hermes`: one layer, one token, one query at a time. It shares no code with the fast memory.
+"""The literal `Hermes`: one layer, one token, one query at a time. It shares no code with the fast
+memory.
 
 `margin` tells how close a decision was, because rounding may change a close one.
 """
@@ -18,7 +19,9 @@ from protokv.memories import HermesConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """A token of one layer: keys and values `[H, D]` float32, its stream position `[P]`, its place `[2]`, its step."""
+    """A token of one layer: keys and values `[H, D]` float32, its stream position `[P]`, its place
+    `[2]`, its step.
+    """
 
     keys: Tensor
     values: Tensor
@@ -36,15 +39,22 @@ class NaiveHermes:
         margin: the least difference of scores between a kept and a dropped token.
     """
 
-    def __init__(self, config: HermesConfig, shape: MemoryShape, rotary: Rotary, sink: Tensor) -> None:
+    def __init__(
+        self, config: HermesConfig, shape: MemoryShape, rotary: Rotary, sink: Tensor
+    ) -> None:
         """Start empty, after the prompt keys `[L, H, P0, D]`."""
-        self.config, self.shape, self.rotary, self.sink = config, shape, rotary, sink.float()
+        self.config = config
+        self.shape = shape
+        self.rotary = rotary
+        self.sink = sink.float()
         self.held: list[list[Token]] = [[] for _ in range(shape.layers)]
         self.newest = 0
         self.margin = math.inf
 
     def append(self, step: StepKV, queries: Sequence[Tensor] | None) -> None:
-        """Take one step. `queries` `[L, Hq, t, D]` are those of the shallow, middle and deep probe, if any."""
+        """Take one step. `queries` `[L, Hq, t, D]` are those of the shallow, middle and deep probe,
+        if any.
+        """
         M = self.config.budget
         n_step = len(step.positions)
         T = min(n_step, M)
@@ -52,24 +62,35 @@ class NaiveHermes:
             self._compress(queries, T)
         for layer, held in enumerate(self.held):
             for i in range(n_step - T, n_step):
-                keys, values = step.keys[layer, :, i].float(), step.values[layer, :, i].float()
+                keys = step.keys[layer, :, i].float()
+                values = step.values[layer, :, i].float()
                 held.append(Token(keys, values, step.positions[i], step.coordinates[i], step.step))
         self.newest = T
 
     def _compress(self, queries: Sequence[Tensor] | None, T: int) -> None:
-        L, n = self.shape.layers, len(self.held[0])
-        keep = max(0, min(int(self.config.kept_share * self.config.budget + 1e-9), self.config.budget - T))
+        L = self.shape.layers
+        n = len(self.held[0])
+        keep = max(
+            0, min(int(self.config.kept_share * self.config.budget + 1e-9), self.config.budget - T)
+        )
         newest = self.newest if self.newest <= keep else 0
-        first, last = int(L * self.config.shallow_share), int(L * (1 - self.config.deep_share))
+        first = int(L * self.config.shallow_share)
+        last = int(L * (1 - self.config.deep_share))
         scores: list[list[float]] = []
         for layer in range(L):
             if layer < first:
-                band, alpha, k = 0, 1.0, 20.0
+                band = 0
+                alpha = 1.0
+                k = 20.0
             elif layer >= last:
-                band, alpha, k = 2, 0.0, 20.0
+                band = 2
+                alpha = 0.0
+                k = 20.0
             else:
                 progress = (layer - first) / (last - first)
-                band, alpha, k = 1, 1.0 - 0.9 * progress, 20.0 - 19.5 * progress
+                band = 1
+                alpha = 1.0 - 0.9 * progress
+                k = 20.0 - 19.5 * progress
             recency = _spread([math.exp(-k * (n - 1 - i) / max(n - 1, 1)) for i in range(n)])
             if queries is None:
                 scores.append(recency)
@@ -81,10 +102,14 @@ class NaiveHermes:
             pairs = zip(scores[layer], scores[layer + 1], strict=True)
             scores[layer] = [(1 - share) * own + share * above for own, above in pairs]
         for layer in range(L):
-            self.held[layer] = self._choose(layer, scores[layer], keep - newest, newest, deep=layer >= last)
+            self.held[layer] = self._choose(
+                layer, scores[layer], keep - newest, newest, deep=layer >= last
+            )
 
     def _attention(self, layer: int, queries: Tensor) -> list[float]:
-        """Return the mean attention of heads and tokens to held tokens; prefix tokens share the softmax."""
+        """Return the mean attention of heads and tokens to held tokens; prefix tokens share the
+        softmax.
+        """
         held, (Hq, t, D) = self.held[layer], queries.shape
         group = Hq // self.shape.kv_heads
         total = [0.0] * len(held)
@@ -98,9 +123,12 @@ class NaiveHermes:
                 total = [sum_ + weight for sum_, weight in zip(total, weights, strict=True)]
         return [value / (Hq * t) for value in total]
 
-    def _choose(self, layer: int, scores: list[float], room: int, newest: int, *, deep: bool) -> list[Token]:
+    def _choose(
+        self, layer: int, scores: list[float], room: int, newest: int, *, deep: bool
+    ) -> list[Token]:
         held = self.held[layer]
-        older, whole = held[: len(held) - newest], held[len(held) - newest :]
+        older = held[: len(held) - newest]
+        whole = held[len(held) - newest :]
         take = room - 1 if deep and room else room
         ranked = sorted(range(len(older)), key=lambda i: (scores[i], i), reverse=True)
         chosen = set(ranked[:take])
@@ -115,12 +143,21 @@ class NaiveHermes:
     def _mean(self, tokens: list[Token]) -> Token:
         last = tokens[-1]
         there = self.rotary(last.position)
-        keys = [rotate(unrotate(token.keys, *self.rotary(token.position)), *there) for token in tokens]
-        keys, values, place = (sum(some) / len(tokens) for some in (
-            keys, (token.values for token in tokens), (token.place for token in tokens)))  # fmt: skip
+        keys = [
+            rotate(unrotate(token.keys, *self.rotary(token.position)), *there) for token in tokens
+        ]
+        keys, values, place = (
+            sum(some) / len(tokens)
+            for some in (
+                keys,
+                (token.values for token in tokens),
+                (token.place for token in tokens),
+            )
+        )
         return Token(keys, values, last.position, place, last.step)
 
 
 def _spread(values: list[float]) -> list[float]:
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     return [(value - low) / (high - low + 1e-6) for value in values]

@@ -1,4 +1,5 @@
-"""The literal `InfiniPotV`: one head, one token, one recent step at a time. It shares no code with the fast memory.
+"""The literal `InfiniPotV`: one head, one token, one recent step at a time. It shares no code with
+the fast memory.
 
 `margin` tells how close a decision was, because rounding may change a close one.
 """
@@ -16,7 +17,9 @@ from protokv.memories import InfiniPotVConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """A token of one head: key and value `[D]` float32, its place, its stream position `[P]`, its step."""
+    """A token of one head: key and value `[D]` float32, its place, its stream position `[P]`, its
+    step.
+    """
 
     key: Tensor
     value: Tensor
@@ -31,12 +34,15 @@ class NaiveInfiniPotV:
     Attributes:
         chosen: the tokens that compressions have chosen, in stream order.
         steps: the whole steps after them.
-        margin: the least difference of scores between a kept and a dropped token; tokens that are compared with no
-            recent token do not count.
+        margin: the least difference of scores between a kept and a dropped token; tokens that are
+            compared with no recent token do not count.
     """
 
     def __init__(self, config: InfiniPotVConfig, shape: MemoryShape, layer: int, head: int) -> None:
-        self.config, self.shape, self.layer, self.head = config, shape, layer, head
+        self.config = config
+        self.shape = shape
+        self.layer = layer
+        self.head = head
         self.chosen: list[Token] = []
         self.steps: list[list[Token]] = []
         self.margin = float("inf")
@@ -48,10 +54,13 @@ class NaiveInfiniPotV:
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
-        keys, values = step.keys[self.layer, self.head].float(), step.values[self.layer, self.head].float()
+        keys = step.keys[self.layer, self.head].float()
+        values = step.values[self.layer, self.head].float()
         tokens = [
             Token(key, value, (float(x), float(y)), position, step.step)
-            for key, value, (x, y), position in zip(keys, values, step.coordinates, step.positions, strict=True)
+            for key, value, (x, y), position in zip(
+                keys, values, step.coordinates, step.positions, strict=True
+            )
         ][-self.config.budget :]
         if len(self.held) + len(tokens) > self.config.budget:
             self._compress(min(self.config.compressed_tokens, self.config.budget - len(tokens)))
@@ -76,16 +85,28 @@ class NaiveInfiniPotV:
             lambda token: bool(cosines[token]),
         )
         others = [token for token in older if token not in kept]
-        kept |= self._best(others, keep - n_recent - len(kept), lambda token: float(token.value.norm()), lambda _: True)
-        self.chosen, self.steps = [token for token in older if token in kept], recent
+        kept |= self._best(
+            others,
+            keep - n_recent - len(kept),
+            lambda token: float(token.value.norm()),
+            lambda _: True,
+        )
+        self.chosen = [token for token in older if token in kept]
+        self.steps = recent
 
     def _best(
-        self, tokens: list[Token], n: int, score: Callable[[Token], float], compared: Callable[[Token], bool]
+        self,
+        tokens: list[Token],
+        n: int,
+        score: Callable[[Token], float],
+        compared: Callable[[Token], bool],
     ) -> set[Token]:
         """Return the n tokens with the highest scores; of equal ones the newer."""
         ranked = sorted(enumerate(tokens), key=lambda item: (score(item[1]), item[0]), reverse=True)
         best = [token for _, token in ranked[: max(n, 0)]]
-        for (_, last), (_, first_out) in list(pairwise(ranked))[len(best) - 1 : len(best)] if best else []:
+        for (_, last), (_, first_out) in (
+            list(pairwise(ranked))[len(best) - 1 : len(best)] if best else []
+        ):
             if compared(last) or compared(first_out):
                 self.margin = min(self.margin, score(last) - score(first_out))
         return set(best)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def check_bank(tensors: Mapping[str, Tensor], *, most: int = 1) -> None:
-    """Assert that free slots are zeros, that Sigma is a covariance, and that masses agree with the counters.
+    """Assert that free slots are zeros, that Sigma is a covariance, and that masses agree with the
+    counters.
 
     Args:
         tensors: of a bank, and perhaps of a whole memory.
@@ -17,7 +18,11 @@ def check_bank(tensors: Mapping[str, Tensor], *, most: int = 1) -> None:
     free = mass == 0
     assert (mass >= 0).all()
     assert ((tensors["bank.last_step"] >= 0) | free).all()
-    per_slot = [name for name, one in tensors.items() if name.startswith("bank.") and one.shape[:3] == mass.shape]
+    per_slot = [
+        name
+        for name, one in tensors.items()
+        if name.startswith("bank.") and one.shape[:3] == mass.shape
+    ]
     for name in set(per_slot) - {"bank.mass", "bank.last_step"}:
         assert not ((tensors[name].flatten(3) != 0).any(3) & free).any(), name
     if "bank.covariance" in tensors:

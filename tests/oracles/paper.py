@@ -1,7 +1,9 @@
-"""Algorithms 1-4 of the paper, transcribed: one token, one head, one prototype at a time. Read it beside the paper.
+"""Algorithms 1-4 of the paper, transcribed: one token, one head, one prototype at a time. Read it
+beside the paper.
 
-What the paper leaves open is marked "settled". It is slow on purpose and shares with the fast code only the rotation of
-keys, the k-means fit, the seed of a step's draw and the order of slots in a merge.
+What the paper leaves open is marked "settled". It is slow on purpose and shares with the fast code
+only the rotation of keys, the k-means fit, the seed of a step's draw and the order of slots in a
+merge.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from protokv.memories.paper.rule import MERGE_PASSES, make_paper_merge_order, ma
 
 @dataclass(slots=True)
 class Token:
-    """A token of one head: key (rotation removed) and value, `[D]` each, coordinates `[2]`, position `[P]`."""
+    """A token of one head: key (rotation removed) and value, `[D]` each, coordinates `[2]`,
+    position `[P]`.
+    """
 
     key: Tensor
     value: Tensor
@@ -32,7 +36,9 @@ class Token:
 
 @dataclass(slots=True, eq=False)
 class Prototype:
-    """Pi_k = (c_k, p_k, n_k, R_k, mu_k, Sigma_k, tau_k); settled: tau_k is `position` and `last_step`."""
+    """Pi_k = (c_k, p_k, n_k, R_k, mu_k, Sigma_k, tau_k); settled: tau_k is `position` and
+    `last_step`.
+    """
 
     key_center: Tensor
     value_center: Tensor
@@ -49,24 +55,34 @@ class Prototype:
 
 @dataclass(slots=True)
 class Head:
-    """The bank of one layer and head. `None` is an inactive slot; `used` slots held a prototype once."""
+    """The bank of one layer and head. `None` is an inactive slot; `used` slots held a prototype
+    once.
+    """
 
     slots: list[Prototype | None]
     used: set[int] = field(default_factory=set)
     reservoir: list[tuple[Tensor, Tensor, Prototype]] = field(default_factory=list)
     key_codebook: Tensor | None = None
     value_codebook: Tensor | None = None
-    # For each token: the slot that it was absorbed by and by how much that one won, or (slot, inf) if it opened it.
+    # For each token: the slot that it was absorbed by and by how much that one won, or (slot, inf)
+    # if it opened it.
     decisions: list[tuple[int, float]] = field(default_factory=list)
 
 
 class NaiveProtoKV:
-    """The paper's memory without its prompt prefix: `append` a step, then look at `heads[layer][head]`."""
+    """The paper's memory without its prompt prefix: `append` a step, then look at
+    `heads[layer][head]`.
+    """
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
-        self.config, self.shape, self.rotary = config, shape, rotary
+        self.config = config
+        self.shape = shape
+        self.rotary = rotary
         self.near: list[tuple[int, list[list[Token]]]] = []
-        self.heads = [[Head([None] * config.prototypes) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]
+        self.heads = [
+            [Head([None] * config.prototypes) for _ in range(shape.kv_heads)]
+            for _ in range(shape.layers)
+        ]
 
     # Algorithm 1
 
@@ -74,7 +90,10 @@ class NaiveProtoKV:
         """ProtoKV streaming update; settled: eviction and maintenance go by whole steps."""
         tokens = self._split(step)
         evicted: list[list[Token]] = []
-        while self.near and sum(len(held) for _, held in self.near) + len(tokens) > self.config.near_tokens:
+        while (
+            self.near
+            and sum(len(held) for _, held in self.near) + len(tokens) > self.config.near_tokens
+        ):
             evicted += self.near.pop(0)[1]
         surplus = max(0, len(tokens) - self.config.near_tokens)
         evicted += tokens[:surplus]
@@ -92,10 +111,15 @@ class NaiveProtoKV:
     def _split(self, step: StepKV) -> list[list[Token]]:
         """The step's tokens in raster order; of each, one `Token` per layer and head."""
         cos, sin = self.rotary(step.positions)
-        keys, values = unrotate(step.keys.float(), cos, sin), step.values.float()
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        keys = unrotate(step.keys.float(), cos, sin)
+        values = step.values.float()
+        keys = keys.flatten(0, 1)
+        values = values.flatten(0, 1)
         return [
-            [Token(keys[h, t], values[h, t], step.coordinates[t], step.positions[t].double()) for h in range(len(keys))]
+            [
+                Token(keys[h, t], values[h, t], step.coordinates[t], step.positions[t].double())
+                for h in range(len(keys))
+            ]
             for t in range(len(step.positions))
         ]
 
@@ -106,14 +130,18 @@ class NaiveProtoKV:
             self._initialize(bank, slot, token, now)
             bank.decisions.append((slot, math.inf))
             return
-        costs = self._costs([prototype for prototype in bank.slots if prototype is not None], token, now)
+        costs = self._costs(
+            [prototype for prototype in bank.slots if prototype is not None], token, now
+        )
         slot = min(range(len(costs)), key=costs.__getitem__)
         others = costs[:slot] + costs[slot + 1 :]
         bank.decisions.append((slot, min(others, default=math.inf) - costs[slot]))
         best = bank.slots[slot]
         assert best is not None
         best.key_center = (1 - config.key_rate) * best.key_center + config.key_rate * token.key
-        best.value_center = (1 - config.value_rate) * best.value_center + config.value_rate * token.value
+        best.value_center = (
+            1 - config.value_rate
+        ) * best.value_center + config.value_rate * token.value
         best.mass += 1
         if config.anchor == "recent":
             best.position = token.position
@@ -128,7 +156,10 @@ class NaiveProtoKV:
             self._count(bank, best, token.key - best.key_center, token.value - best.value_center)
 
     def _initialize(self, bank: Head, slot: int, token: Token, now: int) -> None:
-        counts = [torch.zeros(self.config.subquantizers, self.config.codewords, dtype=torch.int64) for _ in range(2)]
+        counts = [
+            torch.zeros(self.config.subquantizers, self.config.codewords, dtype=torch.int64)
+            for _ in range(2)
+        ]
         where = token.coordinates, torch.eye(2), token.position
         bank.slots[slot] = Prototype(token.key, token.value, 1, *where, now, *counts)
         bank.used.add(slot)
@@ -144,21 +175,32 @@ class NaiveProtoKV:
         offset = (token.coordinates - means).double()
         inverse = torch.linalg.inv(spreads.double() + 1e-4 * torch.eye(2).double())
         mahalanobis = torch.einsum("ki,kij,kj->k", offset, inverse, offset)
-        idle = torch.tensor([now - prototype.last_step > self.config.idle_steps for prototype in prototypes])
+        idle = torch.tensor(
+            [now - prototype.last_step > self.config.idle_steps for prototype in prototypes]
+        )
         costs = -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
         return list(costs.tolist())
 
-    def _count(self, bank: Head, prototype: Prototype, key_residual: Tensor, value_residual: Tensor) -> None:
-        """Update R_k; settled: codebooks are fitted to a head's first residuals, which are then counted."""
+    def _count(
+        self, bank: Head, prototype: Prototype, key_residual: Tensor, value_residual: Tensor
+    ) -> None:
+        """Update R_k; settled: codebooks are fitted to a head's first residuals, which are then
+        counted.
+        """
         prototype.updates += 1
         if bank.key_codebook is not None and bank.value_codebook is not None:
             _add(prototype, bank.key_codebook, bank.value_codebook, key_residual, value_residual)
             return
         bank.reservoir.append((key_residual, value_residual, prototype))
         if len(bank.reservoir) == self.config.warmup_residuals:
-            G, C = self.config.subquantizers, self.config.codewords
-            bank.key_codebook = quantizer.fit_codebook(torch.stack([key for key, _, _ in bank.reservoir]), G, C)
-            bank.value_codebook = quantizer.fit_codebook(torch.stack([value for _, value, _ in bank.reservoir]), G, C)
+            G = self.config.subquantizers
+            C = self.config.codewords
+            bank.key_codebook = quantizer.fit_codebook(
+                torch.stack([key for key, _, _ in bank.reservoir]), G, C
+            )
+            bank.value_codebook = quantizer.fit_codebook(
+                torch.stack([value for _, value, _ in bank.reservoir]), G, C
+            )
             for key, value, owner in bank.reservoir:
                 while owner.merged_into is not None:
                     owner = owner.merged_into
@@ -167,7 +209,9 @@ class NaiveProtoKV:
     # Algorithm 2
 
     def _maintain(self, now: int) -> None:
-        """Prototype maintenance; settled: once a step, and one draw of random numbers serves all heads."""
+        """Prototype maintenance; settled: once a step, and one draw of random numbers serves all
+        heads.
+        """
         heads = [bank for layer in self.heads for bank in layer]
         for bank in heads:
             if self.config.decay != "off":
@@ -186,7 +230,9 @@ class NaiveProtoKV:
                 self._initialize(bank, slot, newest[t][h], now)
 
     def _decay(self, bank: Head, now: int) -> None:
-        """In each step, or once each T_idle steps: in step T_idle + 1, 2 T_idle + 1, ... of idleness."""
+        """In each step, or once each T_idle steps: in step T_idle + 1, 2 T_idle + 1, ... of
+        idleness.
+        """
         T_idle = self.config.idle_steps
         for slot, prototype in enumerate(bank.slots):
             if prototype is None:
@@ -199,9 +245,11 @@ class NaiveProtoKV:
                     bank.slots[slot] = None
 
     def _merge(self, bank: Head) -> None:
-        """Settled: root-mean-square distances, some passes over those with a close one, in the order of
-        `make_paper_merge_order`."""
-        order = [slot for slot in make_paper_merge_order(len(bank.slots)) if bank.slots[slot] is not None]
+        """Settled: root-mean-square distances, some passes over those with a close one, in the
+        order of `make_paper_merge_order`."""
+        order = [
+            slot for slot in make_paper_merge_order(len(bank.slots)) if bank.slots[slot] is not None
+        ]
         if not order:
             return
         members = {slot: [slot] for slot in order}
@@ -219,14 +267,17 @@ class NaiveProtoKV:
             left = [slot for slot in left if slot in members]
         for leader, group in members.items():
             for gone in sorted(group, key=order.index)[1:]:
-                one, other = bank.slots[leader], bank.slots[gone]
+                one = bank.slots[leader]
+                other = bank.slots[gone]
                 assert one is not None
                 assert other is not None
                 self._merge_pair(one, other)
                 bank.slots[gone] = None
 
     def _close(self, bank: Head, members: dict[int, list[int]]) -> list[tuple[int, int]]:
-        """Which groups of prototypes are close, those with the earlier one's slot first, in order."""
+        """Which groups of prototypes are close, those with the earlier one's slot first, in
+        order.
+        """
         slots = list(members)
         keys, values = (
             torch.stack([self._center(bank, members[slot], name) for slot in slots])
@@ -242,14 +293,20 @@ class NaiveProtoKV:
     @staticmethod
     def _center(bank: Head, group: list[int], name: str) -> Tensor:
         held = [prototype for slot in group if (prototype := bank.slots[slot]) is not None]
-        sums = torch.stack([prototype.mass * getattr(prototype, name).double() for prototype in held]).sum(0)
+        sums = torch.stack(
+            [prototype.mass * getattr(prototype, name).double() for prototype in held]
+        ).sum(0)
         return sums / sum(prototype.mass for prototype in held)
 
     def _merge_pair(self, one: Prototype, other: Prototype) -> None:
         """Settled: the masses before the merge weight everything, Sigma too; tau is the newer."""
-        n, m = one.mass, other.mass
+        n = one.mass
+        m = other.mass
         mean = (n * one.mean + m * other.mean) / (n + m)
-        spreads = [each.covariance + torch.outer(each.mean - mean, each.mean - mean) for each in (one, other)]
+        spreads = [
+            each.covariance + torch.outer(each.mean - mean, each.mean - mean)
+            for each in (one, other)
+        ]
         one.key_center = (n * one.key_center + m * other.key_center) / (n + m)
         one.value_center = (n * one.value_center + m * other.value_center) / (n + m)
         one.covariance = (n * spreads[0] + m * spreads[1]) / (n + m)
@@ -269,8 +326,12 @@ class NaiveProtoKV:
 
     # Algorithms 3 and 4
 
-    def pseudo_tokens(self, layer: int, head: int) -> list[tuple[int, list[tuple[Tensor, Tensor]], float]]:
-        """Of each active prototype: its slot, S pairs of key (rotated to tau_k) and value, its bias."""
+    def pseudo_tokens(
+        self, layer: int, head: int
+    ) -> list[tuple[int, list[tuple[Tensor, Tensor]], float]]:
+        """Of each active prototype: its slot, S pairs of key (rotated to tau_k) and value, its
+        bias.
+        """
         bank = self.heads[layer][head]
         shown = []
         S = self.config.slots_per_prototype
@@ -278,14 +339,26 @@ class NaiveProtoKV:
             if prototype is None:
                 continue
             key_modes = value_modes = [torch.zeros(self.shape.head_size)] * S
-            # Settled: while the codebooks are being collected for, all S pseudo-tokens are the centre.
-            if prototype.updates and bank.key_codebook is not None and bank.value_codebook is not None:
-                key_modes = [_join(bank.key_codebook, codes) for codes in self._top_modes(prototype.key_counts, S)]
+            # Settled: while the codebooks are being collected for, all S pseudo-tokens are the
+            # centre.
+            if (
+                prototype.updates
+                and bank.key_codebook is not None
+                and bank.value_codebook is not None
+            ):
+                key_modes = [
+                    _join(bank.key_codebook, codes)
+                    for codes in self._top_modes(prototype.key_counts, S)
+                ]
                 value_modes = [
-                    _join(bank.value_codebook, codes) for codes in self._top_modes(prototype.value_counts, S)
+                    _join(bank.value_codebook, codes)
+                    for codes in self._top_modes(prototype.value_counts, S)
                 ]
             cos, sin = self.rotary(prototype.position.round().long())
-            shifted = [(prototype.key_center + key_modes[s], prototype.value_center + value_modes[s]) for s in range(S)]
+            shifted = [
+                (prototype.key_center + key_modes[s], prototype.value_center + value_modes[s])
+                for s in range(S)
+            ]
             pairs = [(rotate(key, cos, sin), value) for key, value in shifted]
             share = {"log_n": prototype.mass, "log_n_over_s": prototype.mass / S, "off": 1.0}
             shown.append((slot, pairs, math.log(share[self.config.mass_bias])))
@@ -298,8 +371,12 @@ class NaiveProtoKV:
         beam: list[tuple[int, tuple[int, ...]]] = [(0, ())]
         for g in range(G):
             total = int(counts[g].sum())
-            # In whole units of 2**-32, so that equal sums of logarithms are equal in any order of adding.
-            score = [round(math.log((int(n) + epsilon) / (total + C * epsilon)) * 2**32) for n in counts[g]]
+            # In whole units of 2**-32, so that equal sums of logarithms are equal in any order of
+            # adding.
+            score = [
+                round(math.log((int(n) + epsilon) / (total + C * epsilon)) * 2**32)
+                for n in counts[g]
+            ]
             longer = [(a + score[c], (*codes, c)) for a, codes in beam for c in range(C)]
             # Python's sort is stable: ties keep the order of the beam, then of the codes.
             beam = sorted(longer, key=lambda item: -item[0])[: 4 * S]
@@ -307,10 +384,13 @@ class NaiveProtoKV:
         return [best[s % len(best)] for s in range(S)]
 
 
-def _add(prototype: Prototype, key_codebook: Tensor, value_codebook: Tensor, key: Tensor, value: Tensor) -> None:
+def _add(
+    prototype: Prototype, key_codebook: Tensor, value_codebook: Tensor, key: Tensor, value: Tensor
+) -> None:
     """Count the nearest codewords of each subspace: H^K and H^V."""
     for g in range(len(key_codebook)):
-        key_code, value_code = _nearest(key_codebook[g], g, key), _nearest(value_codebook[g], g, value)
+        key_code = _nearest(key_codebook[g], g, key)
+        value_code = _nearest(value_codebook[g], g, value)
         prototype.key_counts[g, key_code] += 1
         prototype.value_counts[g, value_code] += 1
 

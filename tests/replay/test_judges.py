@@ -9,7 +9,15 @@ import openai
 import pytest
 
 from protokv.errors import ConfigError, JudgeError
-from protokv.replay.judges import JUDGE_HASH, JUDGE_SYSTEM, Judge, JudgeCase, JudgeVerdict, judge_rows, read_verdict
+from protokv.replay.judges import (
+    JUDGE_HASH,
+    JUDGE_SYSTEM,
+    Judge,
+    JudgeCase,
+    JudgeVerdict,
+    judge_rows,
+    read_verdict,
+)
 from protokv.replay.rows import AnswerRowFile
 from tests.replay.rows import ROW
 
@@ -18,10 +26,13 @@ CASE = JudgeCase("What is it?", "a ring", "the ring")
 
 
 class Client:
-    """Stands for the client of `openai`: gives its replies one after another, and the last one for ever."""
+    """Stands for the client of `openai`: gives its replies one after another, and the last one for
+    ever.
+    """
 
     def __init__(self, *replies: Any) -> None:
-        self.replies, self.sent = replies, list[dict[str, Any]]()
+        self.replies = replies
+        self.sent = list[dict[str, Any]]()
         self.chat = SimpleNamespace(completions=self)
 
     def create(self, **sent: Any) -> Any:
@@ -46,16 +57,30 @@ def ask(judge: Judge, *replies: Any) -> tuple[JudgeVerdict | None, list[dict[str
 
 
 def test_a_reply_is_read_as_the_published_code_reads_it() -> None:
-    assert read_verdict("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps") == JudgeVerdict(True, 4.0)
+    assert read_verdict("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps") == JudgeVerdict(
+        True, 4.0
+    )
     assert read_verdict('```python\n{"pred": "no", "score": 2.0}\n```') == JudgeVerdict(False, 2.0)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "yes", "{", "}{", "{'pred': 'yes'}", "{'score': 3}", "{'pred': 'maybe', 'score': 3}",
-     "{'pred': 'yes', 'score': 9}", "{'pred': 'yes', 'score': 'high'}", "{'pred': 'yes', 'score': 1e999}",
-     "{'yes', 4}", "{__import__('os').system('true'): 1}", "{" * 400],
-)  # fmt: skip
+    [
+        "",
+        "yes",
+        "{",
+        "}{",
+        "{'pred': 'yes'}",
+        "{'score': 3}",
+        "{'pred': 'maybe', 'score': 3}",
+        "{'pred': 'yes', 'score': 9}",
+        "{'pred': 'yes', 'score': 'high'}",
+        "{'pred': 'yes', 'score': 1e999}",
+        "{'yes', 4}",
+        "{__import__('os').system('true'): 1}",
+        "{" * 400,
+    ],
+)
 def test_a_reply_without_a_verdict_is_refused_and_no_code_in_it_is_run(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         read_verdict(text)
@@ -76,12 +101,16 @@ TIMEOUT = openai.APITimeoutError(REQUEST)
     ],
     ids=str,
 )
-def test_a_reply_without_a_verdict_is_asked_for_again(judge: Judge, replies: Any, right: bool, asked: int) -> None:
+def test_a_reply_without_a_verdict_is_asked_for_again(
+    judge: Judge, replies: Any, right: bool, asked: int
+) -> None:
     found, sent = ask(judge, *replies)
     assert (found, len(sent)) == (JudgeVerdict(True, 4.0) if right else None, asked)
 
 
-def test_a_key_that_is_refused_or_missing_is_named_without_it(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_refused_or_missing_is_named_without_it(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     response: Any = SimpleNamespace(request=REQUEST, status_code=401, headers={})
     refusal = openai.AuthenticationError("a-secret-key", response=response, body=None)
     for error in (refusal, openai.APIConnectionError(request=REQUEST)):
@@ -93,19 +122,34 @@ def test_a_key_that_is_refused_or_missing_is_named_without_it(judge: Judge, monk
         Judge("gpt")
 
 
-def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(judge: Judge, tmp_path: Path) -> None:
+def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(
+    judge: Judge, tmp_path: Path
+) -> None:
     judge._client = client = Client(GOOD)
     results = AnswerRowFile(tmp_path / "r.jsonl")
     for i, prediction in enumerate(("a ring", "a disk", "a ring")):
-        row = replace(ROW, dataset="rvs-ego", question_id=str(i), prediction=prediction, correct=False, judge="offline")
+        row = replace(
+            ROW,
+            dataset="rvs-ego",
+            question_id=str(i),
+            prediction=prediction,
+            correct=False,
+            judge="offline",
+        )
         results.append(row)
     assert [len(list(judge_rows(results, list(results.rows), judge))) for _ in range(2)] == [3, 0]
     assert len(client.sent) == 2
     sent = client.sent[0]
-    assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("gpt-3.5-turbo-0125", 0, 300)
+    assert (sent["model"], sent["temperature"], sent["max_tokens"]) == (
+        "gpt-3.5-turbo-0125",
+        0,
+        300,
+    )
     assert sent["messages"][0] == {"role": "system", "content": JUDGE_SYSTEM}
     for part in ("Question: What?", "Correct Answer: red", "Predicted Answer: a ", "'score': 4.8}"):
         assert part in sent["messages"][1]["content"]
     again = AnswerRowFile(tmp_path / "r.jsonl")
-    assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {(judge.label, True, 4.0)}
+    assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {
+        (judge.label, True, 4.0)
+    }
     assert judge.label == f"gpt-3.5-turbo-0125 at 127.0.0.1, prompt {JUDGE_HASH}"

@@ -1,4 +1,6 @@
-"""Files of questions and videos; each question is asked at its delays, or counted by the reason that leaves it out."""
+"""Files of questions and videos; each question is asked at its delays, or counted by the reason
+that leaves it out.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.replay.questions import ASK_SLACK_S, DELAY_LADDER_S, ReplayQuestion, fit_delays, load_questions, plan_asks
+from protokv.replay.questions import (
+    ASK_SLACK_S,
+    DELAY_LADDER_S,
+    ReplayQuestion,
+    fit_delays,
+    load_questions,
+    plan_asks,
+)
 from protokv.replay.streams import open_replay_videos
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
@@ -21,24 +30,58 @@ def write(path: Path, *rows: object) -> Path:
 
 
 def test_evidence_comes_before_the_query_time_as_reference(tmp_path: Path) -> None:
-    seen = {"question": "Who?", "answer": "Ann", "type": "EPM", "evidence_s": 4, "ask_s": 60, "video": "a.mp4"}
-    asked = {"question": "What?", "answer": "tea", "type": "ASI", "ask_s": 33.5, "id": 7, "lasts": False}
-    (video, first), (none, second) = load_questions(write(tmp_path / "q.jsonl", f"\ufeff{json.dumps(seen)}", "", asked))
-    assert (video, first.reference, first.reference_s, first.retrospective) == ("a.mp4", "evidence", 4.0, True)
-    assert (none, second.reference, second.reference_s, second.retrospective) == (None, "query", 33.5, False)
+    seen = {
+        "question": "Who?",
+        "answer": "Ann",
+        "type": "EPM",
+        "evidence_s": 4,
+        "ask_s": 60,
+        "video": "a.mp4",
+    }
+    asked = {
+        "question": "What?",
+        "answer": "tea",
+        "type": "ASI",
+        "ask_s": 33.5,
+        "id": 7,
+        "lasts": False,
+    }
+    (video, first), (none, second) = load_questions(
+        write(tmp_path / "q.jsonl", f"\ufeff{json.dumps(seen)}", "", asked)
+    )
+    assert (video, first.reference, first.reference_s, first.retrospective) == (
+        "a.mp4",
+        "evidence",
+        4.0,
+        True,
+    )
+    assert (none, second.reference, second.reference_s, second.retrospective) == (
+        None,
+        "query",
+        33.5,
+        False,
+    )
     assert (first.type, second.id) == ("EPM", "7")
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", "line 2: Input data was truncated"), ("[1]", "line 2: Expected `object`"),
+        ("{", "line 2: Input data was truncated"),
+        ("[1]", "line 2: Expected `object`"),
         ({"question": "Who?", "evidence_s": 1}, "line 2: .* `answer`"),
-        ({"question": "Who?", "answer": "Ann"}, "line 2: expected an answer, and evidence_s or ask_s"),
-        ({**ASKED, "ask_s": "soon"}, "ask_s"), ({**ASKED, "ask_s": -1}, "ask_s"), ({**ASKED, "lasts": "no"}, "lasts"),
+        (
+            {"question": "Who?", "answer": "Ann"},
+            ("line 2: expected an answer, and evidence_s or ask_s"),
+        ),
+        ({**ASKED, "ask_s": "soon"}, "ask_s"),
+        ({**ASKED, "ask_s": -1}, "ask_s"),
+        ({**ASKED, "lasts": "no"}, "lasts"),
     ],
-)  # fmt: skip
-def test_a_row_that_cannot_be_asked_is_refused_by_its_line(tmp_path: Path, row: object, said: str) -> None:
+)
+def test_a_row_that_cannot_be_asked_is_refused_by_its_line(
+    tmp_path: Path, row: object, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         load_questions(write(tmp_path / "q.jsonl", ASKED, row))
 
@@ -46,10 +89,16 @@ def test_a_row_that_cannot_be_asked_is_refused_by_its_line(tmp_path: Path, row: 
 def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
     other = tmp_path / "other.mp4"
     other.write_bytes(SAMPLE.read_bytes())
-    named = [{**ASKED, "question": "A?", "video": "other"}, {**ASKED, "question": "B?", "video": "video.mp4"}]
+    named = [
+        {**ASKED, "question": "A?", "video": "other"},
+        {**ASKED, "question": "B?", "video": "video.mp4"},
+    ]
     file = write(tmp_path / "q.jsonl", *named)
     streams = open_replay_videos([SAMPLE, other], file)
-    assert [[question.text for question in stream.questions] for stream in streams] == [["B?"], ["A?"]]
+    assert [[question.text for question in stream.questions] for stream in streams] == [
+        ["B?"],
+        ["A?"],
+    ]
     with pytest.raises(ConfigError, match="about other, which is none"):
         open_replay_videos([SAMPLE], file)
     write(file, ASKED)
@@ -64,20 +113,43 @@ def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
 
 def question(number: int, t0: float, kind: str = "colour") -> ReplayQuestion:
     return ReplayQuestion(
-        str(number), f"question {number}?", "red", kind, t0, "evidence", retrospective=kind != "count"
+        str(number),
+        f"question {number}?",
+        "red",
+        kind,
+        t0,
+        "evidence",
+        retrospective=kind != "count",
     )
 
 
-QUESTIONS = [question(0, 10.0), question(1, 55.0), question(2, 95.0), question(3, 5.0, "count"), question(4, 200.0)]
+QUESTIONS = [
+    question(0, 10.0),
+    question(1, 55.0),
+    question(2, 95.0),
+    question(3, 5.0, "count"),
+    question(4, 200.0),
+]
 
 
-def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_is_not_wanted() -> None:
+def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_is_not_wanted() -> (
+    None
+):
     plan = plan_asks(QUESTIONS, [0, 30, 60], 120.0)
     assert [(ask.question.id, ask.delay_s, ask.at_s) for ask in plan.asks] == [
-        ("0", 0, 10.0), ("0", 30, 40.0), ("1", 0, 55.0), ("0", 60, 70.0), ("1", 30, 85.0), ("1", 60, 115.0),
-    ]  # fmt: skip
+        ("0", 0, 10.0),
+        ("0", 30, 40.0),
+        ("1", 0, 55.0),
+        ("0", 60, 70.0),
+        ("1", 30, 85.0),
+        ("1", 60, 115.0),
+    ]
     beyond = "beyond the end of the stream"
-    assert plan.dropped == {"type count, whose answers change with time": 1, f"{beyond} at some delay": 1, beyond: 1}
+    assert plan.dropped == {
+        "type count, whose answers change with time": 1,
+        f"{beyond} at some delay": 1,
+        beyond: 1,
+    }
     plan = plan_asks(QUESTIONS, [0, 30, 60], 120.0, intersection=False)
     assert {ask.delay_s for ask in plan.asks if ask.question.id == "2"} == {0}
     with pytest.raises(ConfigError, match="no delay"):
@@ -86,25 +158,40 @@ def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_i
 
 @pytest.mark.parametrize(
     ("delays", "types", "asked"),
-    [([0], None, "012"), ([0, 30], None, "02"), ([0, 30], ["all"], "012"), ([0, 30], ["count"], "1")],
+    [
+        ([0], None, "012"),
+        ([0, 30], None, "02"),
+        ([0, 30], ["all"], "012"),
+        ([0, 30], ["count"], "1"),
+    ],
 )
-def test_a_sweep_asks_what_lasts_or_the_named_types(delays: list[float], types: list[str] | None, asked: str) -> None:
+def test_a_sweep_asks_what_lasts_or_the_named_types(
+    delays: list[float], types: list[str] | None, asked: str
+) -> None:
     mixed = [question(0, 5.0, ""), question(1, 5.0, "count"), question(2, 5.0, "colour")]
     plan = plan_asks(mixed, delays, 120.0, types=types)
     assert {ask.question.id for ask in plan.asks} == set(asked)
-    assert types != ["count"] or plan.dropped == {"type colour not asked for": 1, "type unnamed not asked for": 1}
+    assert types != ["count"] or plan.dropped == {
+        "type colour not asked for": 1,
+        "type unnamed not asked for": 1,
+    }
 
 
 @pytest.mark.parametrize(
     ("rooms", "wanted", "found"),
     [
-        ([3.0, 31.0, 40.0], DELAY_LADDER_S, [0, 5, 10, 30]), ([600.0], DELAY_LADDER_S, [0, 120, 300, 600]),
-        ([46.0] * 5, (0, 30, 120, 180), [0, 30]), ([12.0] * 5, (0, 30, 120, 180), [0, 5, 10]),
-        ([1.0], (0, 30), [0]), ([], DELAY_LADDER_S, [0]),
+        ([3.0, 31.0, 40.0], DELAY_LADDER_S, [0, 5, 10, 30]),
+        ([600.0], DELAY_LADDER_S, [0, 120, 300, 600]),
+        ([46.0] * 5, (0, 30, 120, 180), [0, 30]),
+        ([12.0] * 5, (0, 30, 120, 180), [0, 5, 10]),
+        ([1.0], (0, 30), [0]),
+        ([], DELAY_LADDER_S, [0]),
     ],
     ids=str,
-)  # fmt: skip
-def test_delays_fit_the_room_of_half_of_them(rooms: list[float], wanted: tuple[float, ...], found: list[float]) -> None:
+)
+def test_delays_fit_the_room_of_half_of_them(
+    rooms: list[float], wanted: tuple[float, ...], found: list[float]
+) -> None:
     assert fit_delays(rooms, wanted) == found
 
 

@@ -1,4 +1,6 @@
-"""The report adds up: intervals, floors, quantiles, and bootstrap over videos against the literal procedure."""
+"""The report adds up: intervals, floors, quantiles, and bootstrap over videos against the literal
+procedure.
+"""
 
 import csv
 import json
@@ -11,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protokv.replay.metrics import _DRAWS, _draw, bootstrap, bound_accuracy, compare_paired, score_majority
+from protokv.replay.metrics import (
+    _DRAWS,
+    _draw,
+    bootstrap,
+    bound_accuracy,
+    compare_paired,
+    score_majority,
+)
 from protokv.replay.report import REPORT_COLUMNS, summarise_answers
 from protokv.replay.rows import AnswerRow
 from protokv.replay.tables import save_report_points, tabulate_report
@@ -20,7 +29,9 @@ from tests.replay.rows import ROW, example_rows
 GROUPED = lambda kind, _: {"colour": "content", "first": "order"}[kind]  # noqa: E731
 
 
-def points_of(report: dict[str, Any], name: str = "all") -> dict[tuple[str, int, float], dict[str, Any]]:
+def points_of(
+    report: dict[str, Any], name: str = "all"
+) -> dict[tuple[str, int, float], dict[str, Any]]:
     found = (point for point in report["points"] if point["name"] == name)
     return {(point["memory"], point["budget"], point["delay_s"]): point for point in found}
 
@@ -28,29 +39,43 @@ def points_of(report: dict[str, Any], name: str = "all") -> dict[tuple[str, int,
 def test_the_report_adds_up() -> None:
     report = summarise_answers(example_rows(), GROUPED)
     assert (report["videos"], report["questions"], report["delays_s"]) == (1, 3, [0.0, 30.0, 120.0])
-    assert report["facts"]["delay counts from"].endswith("(2), the time that the question names (1)")
+    assert report["facts"]["delay counts from"].endswith(
+        "(2), the time that the question names (1)"
+    )
     assert report["groups"] == ["content", "order"]
     found = points_of(report)
     assert [point["accuracy"] for point in found.values()] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
     for name, n in (("content", 2), ("first", 1)):
         assert {point["n"] for point in points_of(report, name).values()} == {n}
-    assert (found["full", 64, 0.0]["ttft_ms_median"], found["full", 64, 0.0]["compression"]) == (2.0, 10.0)
-    assert (report["floor"], report["floors"]) == (pytest.approx(2 / 3, abs=1e-4), {"content": 0.5, "order": 1.0})
+    assert (found["full", 64, 0.0]["ttft_ms_median"], found["full", 64, 0.0]["compression"]) == (
+        2.0,
+        10.0,
+    )
+    assert (report["floor"], report["floors"]) == (
+        pytest.approx(2 / 3, abs=1e-4),
+        {"content": 0.5, "order": 1.0},
+    )
     assert all(point.keys() <= set(REPORT_COLUMNS) for point in report["points"])
     json.dumps(report, allow_nan=False)
     # Questions of one group are not shown twice.
-    assert {point["part"] for point in summarise_answers([replace(ROW, type="")])["points"]} == {"all", "type"}
+    assert {point["part"] for point in summarise_answers([replace(ROW, type="")])["points"]} == {
+        "all",
+        "type",
+    }
 
 
 def test_the_table_and_the_csv_file_have_a_row_for_each_part_and_memory(tmp_path: Path) -> None:
     report = summarise_answers(example_rows(), GROUPED)
     table = tabulate_report(report)
-    head, cells = list(table[0]), [list(row.values()) for row in table]
+    head = list(table[0])
+    cells = [list(row.values()) for row in table]
     assert head[:7] == ["questions", "memory", "budget", "n", "0 s", "30 s", "2 min"]
     assert head[7:] == ["difference", "first token ms", "step ms", "KiB"]
     assert [row[:4] for row in cells[:3]] == [
-        ["all", "full", "all", "3"], ["all", "window", "64", "3"], ["content", "full", "all", "2"]
-    ]  # fmt: skip
+        ["all", "full", "all", "3"],
+        ["all", "window", "64", "3"],
+        ["content", "full", "all", "2"],
+    ]
     assert len(cells) == 2 * 3
     assert cells[1][4:8] == ["100% 44-100*", "0% 0-56*", "0% 0-56*", "-100 -100..+0* to full"]
     assert all(list(row) == head for row in table)
@@ -59,21 +84,45 @@ def test_the_table_and_the_csv_file_have_a_row_for_each_part_and_memory(tmp_path
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == REPORT_COLUMNS
     assert len(rows) == 2 * 3 * (1 + 2 + 2)
-    (last,) = (one for one in rows if (one["part"], one["memory"], one["delay_s"]) == ("all", "window", "120.0"))
-    assert (last["accuracy"], last["n"], last["than"], last["difference"]) == ("0.0", "3", "full", "-1.0")
+    (last,) = (
+        one
+        for one in rows
+        if (one["part"], one["memory"], one["delay_s"]) == ("all", "window", "120.0")
+    )
+    assert (last["accuracy"], last["n"], last["than"], last["difference"]) == (
+        "0.0",
+        "3",
+        "full",
+        "-1.0",
+    )
     assert {one["name"] for one in rows if one["part"] == "type"} == {"colour", "first"}
 
 
 def test_the_interval_is_wilsons() -> None:
-    for right, n, bounds in ((0, 10, (0.0, 0.2775)), (81, 263, (0.2553, 0.3662)), (10, 10, (0.7225, 1.0))):
+    for right, n, bounds in (
+        (0, 10, (0.0, 0.2775)),
+        (81, 263, (0.2553, 0.3662)),
+        (10, 10, (0.7225, 1.0)),
+    ):
         assert bound_accuracy(right, n) == pytest.approx(bounds, abs=1e-4)
 
 
 def test_the_floor_is_the_most_frequent_answer_of_each_type() -> None:
-    kinds = [("whether", "yes"), ("whether", "yes"), ("whether", "no"), ("colour", "red"), ("colour", "blue")]
-    asked = [replace(ROW, question_id=str(i), type=kind, expected=answer) for i, (kind, answer) in enumerate(kinds)]
+    kinds = [
+        ("whether", "yes"),
+        ("whether", "yes"),
+        ("whether", "no"),
+        ("colour", "red"),
+        ("colour", "blue"),
+    ]
+    asked = [
+        replace(ROW, question_id=str(i), type=kind, expected=answer)
+        for i, (kind, answer) in enumerate(kinds)
+    ]
     # The same questions under another memory or delay are the same questions.
-    assert score_majority([*asked, *(replace(row, memory="x", delay_s=9.0) for row in asked)]) == pytest.approx(3 / 5)
+    assert score_majority(
+        [*asked, *(replace(row, memory="x", delay_s=9.0) for row in asked)]
+    ) == pytest.approx(3 / 5)
 
 
 SCORES = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=5)
@@ -82,9 +131,12 @@ SCORES = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=5)
 @settings(max_examples=10, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcdefg"), SCORES, min_size=1))
 def test_the_interval_is_that_of_videos_drawn_one_by_one(scores: dict[str, list[float]]) -> None:
-    names, means = list(scores), []
+    names = list(scores)
+    means = []
     for weights in _draw(len(names)):
-        drawn = [x for name, times in zip(names, weights, strict=True) for x in scores[name] * int(times)]
+        drawn = [
+            x for name, times in zip(names, weights, strict=True) for x in scores[name] * int(times)
+        ]
         means.append(sum(drawn) / len(drawn))
     assert len(means) == _DRAWS
     assert bootstrap(scores) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])))
@@ -92,7 +144,14 @@ def test_the_interval_is_that_of_videos_drawn_one_by_one(scores: dict[str, list[
 
 def rows(memory: str, right: list[list[bool]]) -> list[AnswerRow]:
     return [
-        replace(ROW, memory=memory, config={"kind": memory}, video=str(v), question_id=str(q), correct=is_right)
+        replace(
+            ROW,
+            memory=memory,
+            config={"kind": memory},
+            video=str(v),
+            question_id=str(q),
+            correct=is_right,
+        )
         for v, answers in enumerate(right)
         for q, is_right in enumerate(answers)
     ]
@@ -110,12 +169,20 @@ def test_a_difference_is_of_the_same_questions_and_never_without_an_interval() -
     assert (same.low, same.share, same.high) == (-0.05, 0.0, 0.05)
 
 
-def test_each_memory_is_compared_with_the_default_at_its_budget_and_the_default_with_the_full_cache() -> None:
-    right, wrong = [[True] * 3] * 6, [[False] * 3] * 6
+def test_memories_are_compared_with_the_default_and_the_default_with_the_full_cache() -> None:
+    right = [[True] * 3] * 6
+    wrong = [[False] * 3] * 6
     smaller = [replace(row, budget=8) for row in rows("durable", wrong)]
-    report = summarise_answers([*rows("full", right), *rows("durable", right), *rows("window", wrong), *smaller])
-    found = {key[:2]: (point.get("than"), point.get("difference")) for key, point in points_of(report).items()}
+    report = summarise_answers(
+        [*rows("full", right), *rows("durable", right), *rows("window", wrong), *smaller]
+    )
+    found = {
+        key[:2]: (point.get("than"), point.get("difference"))
+        for key, point in points_of(report).items()
+    }
     assert found == {
-        ("full", 64): (None, None), ("durable", 64): ("full", 0.0), ("window", 64): ("durable", -1.0),
+        ("full", 64): (None, None),
+        ("durable", 64): ("full", 0.0),
+        ("window", 64): ("durable", -1.0),
         ("durable", 8): ("full", -1.0),
-    }  # fmt: skip
+    }

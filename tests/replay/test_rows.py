@@ -21,8 +21,11 @@ def write(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cut", [0, 2, 20, 200])
-def test_rows_are_read_back_and_a_torn_last_line_is_dropped_and_the_file_goes_on(tmp_path: Path, cut: int) -> None:
-    path, whole = write(tmp_path / "r.jsonl"), example_rows()
+def test_rows_are_read_back_and_a_torn_last_line_is_dropped_and_the_file_goes_on(
+    tmp_path: Path, cut: int
+) -> None:
+    path = write(tmp_path / "r.jsonl")
+    whole = example_rows()
     path.write_bytes(path.read_bytes()[: -cut or None])
     assert read_answer_rows([path]) == whole[: -1 if cut else None]
     again = AnswerRowFile(path)
@@ -60,27 +63,40 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("fact", "change"), CHANGES.items(), ids=CHANGES.keys())
-def test_a_row_of_another_study_is_another_and_is_refused(tmp_path: Path, fact: str, change: dict[str, Any]) -> None:
+def test_a_row_of_another_study_is_another_and_is_refused(
+    tmp_path: Path, fact: str, change: dict[str, Any]
+) -> None:
     other = replace(ROW, **change)
     assert other.key != ROW.key
     file = AnswerRowFile(tmp_path / "r.jsonl")
     file.append(ROW)
-    with pytest.raises(ConfigError, match=rf"r\.jsonl holds results of another study: {fact.strip()} had .* now has"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"r\.jsonl holds results of another study: {fact.strip()} had .* now has",
+    ):
         file.check([ROW, other])
     file.append(other)
     with pytest.raises(ConfigError, match=r"line 2 is of another study"):
         read_answer_rows([tmp_path / "r.jsonl"])
 
 
-def test_other_videos_questions_memories_budgets_and_delays_belong_to_one_study(tmp_path: Path) -> None:
+def test_other_videos_questions_memories_budgets_and_delays_belong_to_one_study(
+    tmp_path: Path,
+) -> None:
     changes: list[dict[str, Any]] = [
-        {"video": "b", "stream": {"fingerprint": "g"}}, {"question_id": "2", "question": "Who?"},
-        {"memory": "window", "config": {}}, {"budget": 32, "config": {"budget": 32}}, {"delay_s": 5.0},
-    ]  # fmt: skip
+        {"video": "b", "stream": {"fingerprint": "g"}},
+        {"question_id": "2", "question": "Who?"},
+        {"memory": "window", "config": {}},
+        {"budget": 32, "config": {"budget": 32}},
+        {"delay_s": 5.0},
+    ]
     rows = [ROW, *(replace(ROW, **change) for change in changes)]
     AnswerRowFile(tmp_path / "r.jsonl").check(rows)
     assert len({row.key for row in rows}) == 6
     # A model is known by its weights, whatever it is called.
     for digest, same in (("w", True), ("", False)):
-        one, other = (replace(ROW, model={"name": name, "weights_digest": digest}) for name in ("here", "elsewhere"))
+        one, other = (
+            replace(ROW, model={"name": name, "weights_digest": digest})
+            for name in ("here", "elsewhere")
+        )
         assert (one.key == other.key) == same

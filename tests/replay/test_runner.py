@@ -20,10 +20,16 @@ from protokv.replay.runner import MemoryVariant, ReplayProgress, TrialSetup, rep
 from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [
-    *(MemoryVariant(name, MemoryConfig.of(name, budget=24)) for name in ("durable", "sliding-window")),
+    *(
+        MemoryVariant(name, MemoryConfig.of(name, budget=24))
+        for name in ("durable", "sliding-window")
+    ),
     # It takes its steps only before a question.
     MemoryVariant(
-        "last", MemoryConfig.of("last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact")
+        "last",
+        MemoryConfig.of(
+            "last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact"
+        ),
     ),
 ]
 DELAYS = [0.0, 8.0]
@@ -35,8 +41,11 @@ def stream() -> WorldStream:
     return WorldStream(11, Worlds(length_s=30, distractor_rate=12.0, before=0, per_type=1))
 
 
-def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: Backbone, stream: WorldStream) -> None:
-    setup, plan = replace(TrialSetup.of(tiny), decoding=SHORT), plan_asks(stream.questions, DELAYS, stream.length_s)
+def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(
+    tiny: Backbone, stream: WorldStream
+) -> None:
+    setup = replace(TrialSetup.of(tiny), decoding=SHORT)
+    plan = plan_asks(stream.questions, DELAYS, stream.length_s)
     events = replay_stream(tiny, stream, setup.plan_answers(stream, plan, VARIANTS), setup)
     rows = [event for event in events if isinstance(event, AnswerRow)]
     assert len(rows) == len(plan.asks) * len(VARIANTS)
@@ -48,7 +57,9 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
             while left and left[0].asked_s == session.clock.stream_time_s:
                 row = left.pop(0)
                 assert row.prediction == session.ask(row.question, SHORT).text
-                assert 0 <= row.asked_s - (row.reference_s + row.delay_s) < session.clock.step_seconds
+                assert (
+                    0 <= row.asked_s - (row.reference_s + row.delay_s) < session.clock.step_seconds
+                )
                 assert row.tokens_seen == session.clock.tokens_seen
         assert not left
 
@@ -56,11 +67,12 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
 def test_stopping_keeps_what_is_done_and_each_memory_takes_every_step(
     tiny: Backbone, stream: WorldStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, path = (
-        make_replay_plan([stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)),
-        tmp_path / "parts",
+    plan = make_replay_plan(
+        [stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)
     )
-    taken, take = Counter[str](), Session.take
+    path = tmp_path / "parts"
+    taken = Counter[str]()
+    take = Session.take
 
     def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         taken[session.config.name] += len(steps)
@@ -72,12 +84,30 @@ def test_stopping_keeps_what_is_done_and_each_memory_takes_every_step(
     assert taken == dict.fromkeys(("last-frames", "durable", "sliding-window"), steps)
     whole = AnswerRowFile(tmp_path / "whole").rows
     stops = iter([False] * 20)
-    assert len(list(run_replay_plan(plan, tiny, AnswerRowFile(path), should_stop=lambda: next(stops, True)))) > 20
+    assert (
+        len(
+            list(
+                run_replay_plan(
+                    plan, tiny, AnswerRowFile(path), should_stop=lambda: next(stops, True)
+                )
+            )
+        )
+        > 20
+    )
     done = set(AnswerRowFile(path).rows)
-    assert (plan.cost()["answers"], plan.cost(done)["answers"]) == (len(whole), len(whole) - len(done))
-    rest = {event.key for event in run_replay_plan(plan, tiny, AnswerRowFile(path)) if isinstance(event, AnswerRow)}
+    assert (plan.cost()["answers"], plan.cost(done)["answers"]) == (
+        len(whole),
+        len(whole) - len(done),
+    )
+    rest = {
+        event.key
+        for event in run_replay_plan(plan, tiny, AnswerRowFile(path))
+        if isinstance(event, AnswerRow)
+    }
     assert whole.keys() > done > set()
     assert rest == whole.keys() - done
-    assert all(row.prediction == whole[key].prediction for key, row in AnswerRowFile(path).rows.items())
+    assert all(
+        row.prediction == whole[key].prediction for key, row in AnswerRowFile(path).rows.items()
+    )
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
         make_replay_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, TrialSetup.of(tiny))

@@ -19,8 +19,12 @@ from tests.prepared import Prepared
 
 
 @contextmanager
-def server(folder: Path, backbone: MockBackbone | None = None, feed: Any = None, **options: Any) -> Iterator[str]:
-    """The address of a server; it is gone afterwards. `feed` are the options and limits of its sessions."""
+def server(
+    folder: Path, backbone: MockBackbone | None = None, feed: Any = None, **options: Any
+) -> Iterator[str]:
+    """The address of a server; it is gone afterwards. `feed` are the options and limits of its
+    sessions.
+    """
     states = StateFolder(folder, backbone or MockBackbone(), most=2)
     app = build_app(states, fed=feed and FedSessions(states, *feed), **options)
     running = uvicorn.Server(make_uvicorn_config(app, "127.0.0.1", 0))
@@ -39,7 +43,11 @@ def server(folder: Path, backbone: MockBackbone | None = None, feed: Any = None,
 def watch(path: Path, seed: int, n_frames: int) -> None:
     config = DurableConfig(budget=40)
     ask = (StandingQuestion("what is it", 2.0),)
-    list(ingest_events(Prepared(seed, n_frames), path, config, backbone=MockBackbone(), overwrite=True, ask=ask))
+    list(
+        ingest_events(
+            Prepared(seed, n_frames), path, config, backbone=MockBackbone(), overwrite=True, ask=ask
+        )
+    )
 
 
 @pytest.fixture(scope="session")

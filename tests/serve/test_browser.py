@@ -27,7 +27,9 @@ SCRIPT = "<img src=x onerror=document.title='hacked'>"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield browser
         browser.close()
 
@@ -42,14 +44,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log.begin_gap(11.0, "no frames")
     live = {"name": "rtsp://camera/1", "kind": "rtsp", "live": asdict(log)}
     save_state(replace(state, source=live, complete=False), folder / "door.safetensors")
-    save_state(replace(state, source={**(state.source or {}), "name": SCRIPT}), folder / f"{SCRIPT}.safetensors")
+    save_state(
+        replace(state, source={**(state.source or {}), "name": SCRIPT}),
+        folder / f"{SCRIPT}.safetensors",
+    )
     return folder
 
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Any]:
-    """Open a page in a tab of its own; it must not fail in any script, nor ask another server for anything."""
-    wrong, contexts = list[str](), list[Any]()
+    """Open a page in a tab of its own; it must not fail in any script, nor ask another server for
+    anything.
+    """
+    wrong = list[str]()
+    contexts = list[Any]()
 
     def open_page(address: str, **options: Any) -> Any:
         contexts.append(browser.new_context(**options))
@@ -57,7 +65,10 @@ def opened(browser: Any) -> Iterator[Any]:
         page.set_default_timeout(20_000)
         origin = "/".join(address.split("/")[:3])
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: request.url.startswith((origin, "data:")) or wrong.append(request.url))
+        page.on(
+            "request",
+            lambda request: request.url.startswith((origin, "data:")) or wrong.append(request.url),
+        )
         page.goto(address)
         return page
 
@@ -76,7 +87,11 @@ def words(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         yield SCRIPT
         assert go.wait(30)
         yield " star"
-        found = Evidence((EvidenceSpan(7.0, 8.0, 0.61, (Utterance(7.0, 8.0, SCRIPT),)),), True) if evidence else None
+        found = (
+            Evidence((EvidenceSpan(7.0, 8.0, 0.61, (Utterance(7.0, 8.0, SCRIPT),)),), True)
+            if evidence
+            else None
+        )
         return Answer(question, f"{SCRIPT} star", 12.0, 1.0, 2.0, 20, 2, -0.1, evidence=found)
 
     monkeypatch.setattr(Session, "stream", stream)
@@ -89,7 +104,9 @@ def address(folder: Path) -> Iterator[str]:
         yield f"http://{address}/"
 
 
-def test_an_answer_comes_in_pieces_as_text_with_its_spans(opened: Any, address: str, words: threading.Event) -> None:
+def test_an_answer_comes_in_pieces_as_text_with_its_spans(
+    opened: Any, address: str, words: threading.Event
+) -> None:
     page = opened(address)
     page.get_by_role("link", name=SCRIPT).click()
     playwright.expect(page.locator("#name")).to_have_text(SCRIPT)
@@ -116,7 +133,9 @@ def test_an_answer_comes_in_pieces_as_text_with_its_spans(opened: Any, address: 
         playwright.expect(page.locator("article .answer").first).to_be_in_viewport(ratio=1)
 
 
-def test_a_live_state_has_its_clock_and_the_page_asks_for_the_token(opened: Any, folder: Path) -> None:
+def test_a_live_state_has_its_clock_and_the_page_asks_for_the_token(
+    opened: Any, folder: Path
+) -> None:
     with server(folder, token="right") as address:
         page = opened(f"http://{address}/#door")
         page.wait_for_selector("#door:not([hidden])")

@@ -1,4 +1,6 @@
-"""States behind the web interface: OpenAI's own client asks a real server on loopback, and who may ask at all."""
+"""States behind the web interface: OpenAI's own client asks a real server on loopback, and who may
+ask at all.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ def running(made: Path) -> Iterator[str]:
 
 
 def ask(one: openai.OpenAI, model: str = "door", **options: Any) -> Any:
-    return one.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], **options)
+    return one.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": QUESTION}], **options
+    )
 
 
 def test_the_official_client_lists_states_and_asks_them_at_once_and_in_pieces(folder: Path) -> None:
@@ -48,31 +52,49 @@ def test_the_official_client_lists_states_and_asks_them_at_once_and_in_pieces(fo
         for name in ("door", "garden", "monday/door"):
             expected = protokv.load(folder / f"{name}.safetensors", MockBackbone()).ask(QUESTION)
             answer = ask(one, name)
-            assert (answer.choices[0].message.content, answer.stream_time_s) == (expected.text, expected.stream_time_s)
+            assert (answer.choices[0].message.content, answer.stream_time_s) == (
+                expected.text,
+                expected.stream_time_s,
+            )
             assert answer.usage.completion_tokens == expected.tokens
             *chunks, last = ask(one, name, stream=True, stream_options={"include_usage": True})
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks).strip() == expected.text
+            assert (
+                "".join(chunk.choices[0].delta.content or "" for chunk in chunks).strip()
+                == expected.text
+            )
             assert chunks[0].choices[0].delta.role == "assistant"
             assert chunks[-1].choices[0].finish_reason in ("stop", "length")
             assert last.usage.completion_tokens == expected.tokens
         # Beyond the limit it is the limit.
         assert ask(one, max_tokens=10**9).choices[0].message.content.strip() == expected.text
         short = ask(one, max_tokens=1)
-        assert (short.choices[0].finish_reason, short.ended, short.usage.completion_tokens) == ("length", "length", 1)
+        assert (short.choices[0].finish_reason, short.ended, short.usage.completion_tokens) == (
+            "length",
+            "length",
+            1,
+        )
 
 
 def test_an_answer_may_be_one_of_some_choices(running: str, made: Path) -> None:
     choices = {"choices": ["red", "green"]}
-    expected = protokv.load(made / "door.safetensors", MockBackbone()).choose(QUESTION, choices["choices"])
+    expected = protokv.load(made / "door.safetensors", MockBackbone()).choose(
+        QUESTION, choices["choices"]
+    )
     with client(running) as one:
-        whole, pieces = ask(one, extra_body=choices), list(ask(one, extra_body=choices, stream=True))
-    assert (whole.choices[0].message.content, whole.probabilities) == (expected.text, expected.probabilities)
+        whole = ask(one, extra_body=choices)
+        pieces = list(ask(one, extra_body=choices, stream=True))
+    assert (whole.choices[0].message.content, whole.probabilities) == (
+        expected.text,
+        expected.probabilities,
+    )
     assert "".join(c.choices[0].delta.content or "" for c in pieces) == expected.text
     assert pieces[-1].probabilities == expected.probabilities
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
-def test_stops_penalties_and_chances_of_tokens_are_those_of_the_engine(running: str, streamed: bool) -> None:
+def test_stops_penalties_and_chances_of_tokens_are_those_of_the_engine(
+    running: str, streamed: bool
+) -> None:
     def read(**options: Any) -> tuple[str, Any]:
         """The text of an answer, and its last choice."""
         if not streamed:
@@ -120,10 +142,15 @@ def test_all_of_a_conversation_counts_and_text_may_come_in_parts(made: Path) -> 
             return super().suffix_ids(question)
 
     said = [
-        ("assistant", "how can I help?"), ("system", "be brief"), ("user", "something else"), ("user", "then"),
-        ("assistant", [{"type": "text", "text": "a red"}]), ("user", "and blue"), ("assistant", None),
+        ("assistant", "how can I help?"),
+        ("system", "be brief"),
+        ("user", "something else"),
+        ("user", "then"),
+        ("assistant", [{"type": "text", "text": "a red"}]),
+        ("user", "and blue"),
+        ("assistant", None),
         ("user", [{"type": "text", "text": QUESTION}]),
-    ]  # fmt: skip
+    ]
     messages: Any = [{"role": role, "content": content} for role, content in said]
     backbone = Hearing()
     with server(made, backbone) as address, client(address) as one:
@@ -134,17 +161,26 @@ def test_all_of_a_conversation_counts_and_text_may_come_in_parts(made: Path) -> 
 
 PARTS = [*[{"role": "user", "content": "a"}] * 2, {"role": "tool"}]
 BAD = [
-    ({"messages": []}, "role user"), ({"messages": [{"role": "user", "content": " "}]}, "empty"),
-    ({"messages": PARTS}, "a role"), ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "last one"),
+    ({"messages": []}, "role user"),
+    ({"messages": [{"role": "user", "content": " "}]}, "empty"),
+    ({"messages": PARTS}, "a role"),
+    ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "last one"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
-    ({"temperature": 9.0}, "temperature"), ({"max_tokens": 0}, "a number from 1 on"), ({"n": 2}, "another seed"),
-    ({"stop": ["a", 3]}, "at most 4 texts"), ({"extra_body": {"choices": ["red"]}}, "single choice"),
+    ({"temperature": 9.0}, "temperature"),
+    ({"max_tokens": 0}, "a number from 1 on"),
+    ({"n": 2}, "another seed"),
+    ({"stop": ["a", 3]}, "at most 4 texts"),
+    ({"extra_body": {"choices": ["red"]}}, "single choice"),
     ({"top_logprobs": 3}, "needs logprobs"),
     ({"presence_penalty": 9.0}, "presence_penalty: expected a number from -2 to 2"),
     ({"logit_bias": {"3": 1}}, "supported are temperature"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: a state answers in text"),
-    ({"model": "nobody"}, "no state 'nobody'"), ({"model": "../door"}, "no state"),
-]  # fmt: skip
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools: a state answers in text",
+    ),
+    ({"model": "nobody"}, "no state 'nobody'"),
+    ({"model": "../door"}, "no state"),
+]
 
 
 @pytest.mark.parametrize(("change", "text"), BAD)
@@ -157,7 +193,9 @@ def test_a_bad_request_is_refused_in_a_line(change: Any, text: str, running: str
 
 
 def browse(folder: Path, host: str = "localhost", **options: Any) -> TestClient:
-    return TestClient(build_app(StateFolder(folder, MockBackbone()), **options), base_url=f"http://{host}")
+    return TestClient(
+        build_app(StateFolder(folder, MockBackbone()), **options), base_url=f"http://{host}"
+    )
 
 
 def test_malformed_and_oversized_requests_are_refused(made: Path) -> None:
@@ -165,14 +203,22 @@ def test_malformed_and_oversized_requests_are_refused(made: Path) -> None:
     with browse(made, limits=ServerLimits(body_bytes=1000)) as one:
         for body in (b"", b"{", b"[]", b"[" * 900, b"\xff\xfe", b'{"model": 3, "messages": []}'):
             refused = one.post(chat, content=body)
-            assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error"), body
+            assert (refused.status_code, refused.json()["error"]["type"]) == (
+                400,
+                "invalid_request_error",
+            ), body
         assert one.post(chat, content=b" " * 1001).status_code == 413
         assert one.get(chat).status_code == 405
         assert one.get("/etc/passwd").status_code == 404
 
 
-def test_questions_beyond_the_limits_are_sent_away(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go, stream, answers = threading.Event(), threading.Event(), Session.stream, list[Any]()
+def test_questions_beyond_the_limits_are_sent_away(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    go = threading.Event()
+    stream = Session.stream
+    answers = list[Any]()
 
     def slow(self: Session, *arguments: Any, **options: Any) -> Any:
         begun.set()
@@ -180,7 +226,11 @@ def test_questions_beyond_the_limits_are_sent_away(made: Path, monkeypatch: pyte
         return (yield from stream(self, *arguments, **options))
 
     monkeypatch.setattr(Session, "stream", slow)
-    with server(made, limits=ServerLimits(waiting=1)) as address, client(address) as one, client(address) as other:
+    with (
+        server(made, limits=ServerLimits(waiting=1)) as address,
+        client(address) as one,
+        client(address) as other,
+    ):
         thread = threading.Thread(target=lambda: answers.append(ask(one)), daemon=True)
         thread.start()
         assert begun.wait(30)
@@ -197,12 +247,24 @@ def test_questions_beyond_the_limits_are_sent_away(made: Path, monkeypatch: pyte
         go.set()
 
 
-def test_an_answer_has_its_evidence_if_that_is_asked_for(running: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_has_its_evidence_if_that_is_asked_for(
+    running: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     span = EvidenceSpan(1.0, 2.0, 0.5, (Utterance(1.0, 2.0, "look"),))
 
     def stream(_: Session, question: str, __: Any, *, evidence: bool, **___: Any) -> Any:
         yield "a star"
-        return Answer(question, "a star", 3.0, 1.0, 2.0, 20, 2, -0.1, Evidence((span,), True) if evidence else None)
+        return Answer(
+            question,
+            "a star",
+            3.0,
+            1.0,
+            2.0,
+            20,
+            2,
+            -0.1,
+            Evidence((span,), True) if evidence else None,
+        )
 
     monkeypatch.setattr(Session, "stream", stream)
     with client(running) as one:
@@ -223,27 +285,66 @@ def test_a_state_is_shown_with_its_facts_and_pictures_to_who_has_the_token(made:
         found = one.get(private[0]).json()
         assert one.get(private[1]).status_code == 200
     assert (found["duration_s"], found["complete"], found["live"]) == (3.0, True, None)
-    assert [(one["stream_time_s"], one["question"]) for one in found["answers"]] == [(2.0, QUESTION)]
+    assert [(one["stream_time_s"], one["question"]) for one in found["answers"]] == [
+        (2.0, QUESTION)
+    ]
     assert [picture["time_s"] for picture in found["thumbnails"]] == [0, 1, 2]
-    assert all(picture["src"].startswith("data:image/jpeg;base64,/9j/") for picture in found["thumbnails"])
+    assert all(
+        picture["src"].startswith("data:image/jpeg;base64,/9j/") for picture in found["thumbnails"]
+    )
     # The page loads nothing from elsewhere, and inserts text as text.
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "unsafe" not in page.headers["content-security-policy"]
-    for bad in ("http:", "https:", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+    for bad in (
+        "http:",
+        "https:",
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+    ):
         assert bad not in page.text
 
 
 HERE = ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000")
-# What a browser sends for the page of another site, and what one parser of addresses or another takes for our name.
-ELSEWHERE = ["evil.example", "localhost.", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]", "::1", "evil.example:99999"]
-ELSEWHERE += ["evil@localhost", "localhost@evil.example", "localhost/.evil", "localhost,evil", "%6cocalhost", "none"]
+# What a browser sends for the page of another site, and what one parser of addresses or another
+# takes for our name.
+ELSEWHERE = [
+    "evil.example",
+    "localhost.",
+    "127.1",
+    "0.0.0.0",
+    "[::ffff:127.0.0.1]",
+    "::1",
+    "evil.example:99999",
+]
+ELSEWHERE += [
+    "evil@localhost",
+    "localhost@evil.example",
+    "localhost/.evil",
+    "localhost,evil",
+    "%6cocalhost",
+    "none",
+]
 ELSEWHERE += ["", " ", "localhost evil", "localhost\\.evil", "localhost\tevil", "\xe9vil.example"]
 SITES = [
-    {"origin": o} for o in ("null", "http://evil.example", "http://localhost:3000", "https://localhost", "file://")
+    {"origin": o}
+    for o in (
+        "null",
+        "http://evil.example",
+        "http://localhost:3000",
+        "https://localhost",
+        "file://",
+    )
 ]
 SITES += [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}]
 OWN = ({}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"})
-REFUSED = [{"host": host} for host in ELSEWHERE] + [{"host": "localhost", **site} for site in SITES] + [{}]
+REFUSED = (
+    [{"host": host} for host in ELSEWHERE]
+    + [{"host": "localhost", **site} for site in SITES]
+    + [{}]
+)
 
 
 def test_without_a_token_only_names_of_this_machine_and_pages_of_this_server_are_answered() -> None:
@@ -260,7 +361,15 @@ def test_a_token_counts_only_as_bearer_and_only_once() -> None:
     access = AccessCheck("right")
     for given in ("Bearer right", "bearer right", "BEARER  right "):
         access.check(Headers({"authorization": given}))
-    wrong = ("right", "Basic right", "Bearer", "Bearer \xe9", "Bearer Bearer right", "Bearer righ", "")
+    wrong = (
+        "right",
+        "Basic right",
+        "Bearer",
+        "Bearer \xe9",
+        "Bearer Bearer right",
+        "Bearer righ",
+        "",
+    )
     twice = Headers(raw=[(b"authorization", b"Bearer right")] * 2)
     for headers in (twice, Headers({}), *(Headers({"authorization": given}) for given in wrong)):
         with pytest.raises(HTTPException, match="401"):

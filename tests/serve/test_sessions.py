@@ -1,4 +1,6 @@
-"""Sessions that a client feeds over a socket: what they know, how they go on, and what they refuse."""
+"""Sessions that a client feeds over a socket: what they know, how they go on, and what they
+refuse.
+"""
 
 import io
 import json
@@ -52,11 +54,15 @@ def calls(address: str, **headers: str) -> Any:
 
 def ask(address: str, name: str) -> Any:
     with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as one:
-        answer: Any = one.chat.completions.create(model=name, messages=[{"role": "user", "content": "what is it"}])
+        answer: Any = one.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": "what is it"}]
+        )
     return answer.choices[0].message.content, answer.stream_time_s
 
 
-def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_was_none(tmp_path: Path) -> None:
+def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_was_none(
+    tmp_path: Path,
+) -> None:
     feed = (IngestOptions(config=CONFIG, every=Every(seconds=5.0), keep=3), None)
     expected = {name: Session.start(MockBackbone(), CONFIG) for name in ("porch", "yard")}
 
@@ -83,19 +89,29 @@ def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_wa
         assert call(body={"name": "yard"})[0] == 201
         feed_and_ask(call, address, 40)
         for name, frames in (("porch", 40), ("yard", 13)):
-            assert call(f"/{name}", method="DELETE") == (200, {"session_id": name, "frames": frames, "closed": True})
+            assert call(f"/{name}", method="DELETE") == (
+                200,
+                {"session_id": name, "frames": frames, "closed": True},
+            )
         assert ask(address, "porch")[0] == expected["porch"].ask("what is it").text
     for name, session in expected.items():
         reader = StateReader.open(tmp_path / f"{name}.safetensors")
         saved = protokv.load(reader.path, MockBackbone())
         torch.testing.assert_close(saved.tensors(), session.tensors(), rtol=0, atol=0)
-        assert (saved.clock, reader.header.complete, len(reader.commits_s)) == (session.clock, True, 3)
+        assert (saved.clock, reader.header.complete, len(reader.commits_s)) == (
+            session.clock,
+            True,
+            3,
+        )
         assert reader.wall_clocks[0].gaps[0].why == "nobody watched"
 
 
 def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_path: Path) -> None:
-    with server(tmp_path, feed=(IngestOptions(config=CONFIG), FedSessionLimits(idle_s=0.5))) as address:
-        call, until_s = calls(address), time.monotonic() + 30
+    with server(
+        tmp_path, feed=(IngestOptions(config=CONFIG), FedSessionLimits(idle_s=0.5))
+    ) as address:
+        call = calls(address)
+        until_s = time.monotonic() + 30
         call(body={"name": "porch"})
         for i in (0, 1):
             assert call(f"/porch/frame?time_s={i / 2}", FILES[i])[0] == 200
@@ -109,9 +125,13 @@ def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_pat
         assert call("/porch/frame", encode(FRAMES[2], "JPEG"))[1]["stream_time_s"] >= 1.0
 
 
-def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_many_a_second(tmp_path: Path) -> None:
+def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_many_a_second(
+    tmp_path: Path,
+) -> None:
     sessions = FedSessions(
-        StateFolder(tmp_path, MockBackbone()), IngestOptions(config=CONFIG), FedSessionLimits(most=1)
+        StateFolder(tmp_path, MockBackbone()),
+        IngestOptions(config=CONFIG),
+        FedSessionLimits(most=1),
     )
     one = sessions.find(sessions.open(parse_session_request(b""))["session_id"])
     with pytest.raises(HTTPException, match="503"):
@@ -132,26 +152,39 @@ def strict(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     (folder / "odd.safetensors").symlink_to("elsewhere")
     feed = (IngestOptions(config=CONFIG), FedSessionLimits(frame_bytes=2000, frame_pixels=10 * 15))
     with server(folder, feed=feed, token="right") as address:
-        assert [calls(address, Authorization="Bearer right")(body={"name": one})[0] for one in "ab"] == [201, 201]
+        assert [
+            calls(address, Authorization="Bearer right")(body={"name": one})[0] for one in "ab"
+        ] == [201, 201]
         yield address
 
 
 FRAME = "/a/frame"
 REFUSED = [
-    ("", b"\xff{", 400, "takes name"), ("", {"name": "../door"}, 400, "name"), ("", {"name": "a.b"}, 400, "name"),
-    ("", {"question": "what"}, 400, "is asked at"), ("", {"fps": 0}, 400, "fps"),
-    ("", {"system_prompt": "be brief"}, 400, "system prompt"), ("", {"name": "a"}, 409, "fed already"),
-    ("", {"name": "door"}, 409, "not of a session"), ("", {"name": "odd"}, 409, "no state"),
-    (FRAME, FILES[0][:-9], 400, "no whole JPEG"), (FRAME, b"GIF89a", 400, "no whole JPEG"),
-    (FRAME, bytes(2001), 413, "2,000 bytes"), (FRAME, encode(FRAMES[:2].reshape(-1, 15, 3)), 413, "150 pixels"),
-    (f"{FRAME}?time_s=now", FILES[0], 400, "seconds"), (f"{FRAME}?time_s=nan", FILES[0], 400, "comes after"),
-    (f"{FRAME}?time_s=-1", FILES[0], 400, "comes after"), (f"{FRAME}?time_s=1.8e9", FILES[0], 400, "beginning"),
+    ("", b"\xff{", 400, "takes name"),
+    ("", {"name": "../door"}, 400, "name"),
+    ("", {"name": "a.b"}, 400, "name"),
+    ("", {"question": "what"}, 400, "is asked at"),
+    ("", {"fps": 0}, 400, "fps"),
+    ("", {"system_prompt": "be brief"}, 400, "system prompt"),
+    ("", {"name": "a"}, 409, "fed already"),
+    ("", {"name": "door"}, 409, "not of a session"),
+    ("", {"name": "odd"}, 409, "no state"),
+    (FRAME, FILES[0][:-9], 400, "no whole JPEG"),
+    (FRAME, b"GIF89a", 400, "no whole JPEG"),
+    (FRAME, bytes(2001), 413, "2,000 bytes"),
+    (FRAME, encode(FRAMES[:2].reshape(-1, 15, 3)), 413, "150 pixels"),
+    (f"{FRAME}?time_s=now", FILES[0], 400, "seconds"),
+    (f"{FRAME}?time_s=nan", FILES[0], 400, "comes after"),
+    (f"{FRAME}?time_s=-1", FILES[0], 400, "comes after"),
+    (f"{FRAME}?time_s=1.8e9", FILES[0], 400, "beginning"),
     ("/nobody/frame", FILES[0], 404, "goes on"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "body", "status", "why"), REFUSED)
-def test_what_cannot_be_is_refused_in_a_line(strict: str, path: str, body: Any, status: int, why: str) -> None:
+def test_what_cannot_be_is_refused_in_a_line(
+    strict: str, path: str, body: Any, status: int, why: str
+) -> None:
     found, reply = calls(strict, Authorization="Bearer right")(path, body)
     assert (found, why in reply["error"]["message"]) == (status, True), reply
     assert calls(strict)(path, body)[0] == 401

@@ -39,9 +39,20 @@ def make(**changes: Any) -> State:
     }
     fields: dict[str, Any] = {
         "backbone": BackboneIdentity("some/model", "qwen2_5_vl", "c0ffee", "bfloat16", "5eed"),
-        "memory": {"kind": "protokv", "budget": 144, "split": [0.5, 0.5], "rate": 0.1, "note": None},
+        "memory": {
+            "kind": "protokv",
+            "budget": 144,
+            "split": [0.5, 0.5],
+            "rate": 0.1,
+            "note": None,
+        },
         "clock": StreamClock(5, 5.0, 77, 45, 2.0, 2),
-        "source": {"name": "vidéo.mp4", "size_bytes": 123, "duration_s": 61.5, "fingerprint": "a video"},
+        "source": {
+            "name": "vidéo.mp4",
+            "size_bytes": 123,
+            "duration_s": 61.5,
+            "fingerprint": "a video",
+        },
         "settings": {"seed": 0},
         "tensors": tensors,
     }
@@ -49,8 +60,12 @@ def make(**changes: Any) -> State:
 
 
 def moment(step: int, **changes: Any) -> State:
-    """Return the state of a stream at a step of two seconds; its tensors differ from step to step."""
-    return make(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
+    """Return the state of a stream at a step of two seconds; its tensors differ from step to
+    step.
+    """
+    return make(
+        seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes
+    )
 
 
 def same(a: State, b: State) -> bool:

@@ -20,10 +20,20 @@ class S3Server:
         self._server.start()
         host, port = self._server.get_host_and_port()
         # What points a program at this server.
-        names = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+        names = {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+        }
         self.environment = {**names, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-        self._bucket = boto3.resource("s3", endpoint_url=f"http://{host}:{port}", **keys).create_bucket(Bucket=BUCKET)
+        keys = {
+            "aws_access_key_id": "test",
+            "aws_secret_access_key": "test",
+            "region_name": "us-east-1",
+        }
+        self._bucket = boto3.resource(
+            "s3", endpoint_url=f"http://{host}:{port}", **keys
+        ).create_bucket(Bucket=BUCKET)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -31,7 +41,9 @@ class S3Server:
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
         """Return every object below a prefix, by key."""
-        return {one.key: one.get()["Body"].read() for one in self._bucket.objects.filter(Prefix=prefix)}
+        return {
+            one.key: one.get()["Body"].read() for one in self._bucket.objects.filter(Prefix=prefix)
+        }
 
     def put(self, key: str, data: bytes) -> None:
         self._bucket.put_object(Key=key, Body=data)

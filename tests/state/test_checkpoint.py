@@ -23,7 +23,9 @@ CONFIGS = {
 }
 
 
-def watched(backbone: Backbone, config: MemoryConfig, first: int, last: int, session: Session | None = None) -> Session:
+def watched(
+    backbone: Backbone, config: MemoryConfig, first: int, last: int, session: Session | None = None
+) -> Session:
     session = session or Session.start(backbone, config)
     for step in range(first, last):
         session.watch(random_frames(step))
@@ -36,13 +38,16 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
 ) -> None:
     whole, half, both = (tmp_path / f"{part}.safetensors" for part in ("whole", "half", "both"))
     save(watched(tiny, CONFIGS[name], 0, 16), whole)
-    saved, seen = None, 0
+    saved = None
+    seen = 0
     for stop in (1, 9):
         saved = watched(tiny, CONFIGS[name], seen, stop, saved)
         seen = stop
         save(saved, half)
         with monkeypatch.context() as loading:
-            loading.setattr(tiny, "forward", lambda *_, **__: pytest.fail("the prompt is in the state already"))
+            loading.setattr(
+                tiny, "forward", lambda *_, **__: pytest.fail("the prompt is in the state already")
+            )
             loaded = load(half, tiny)
         save(watched(tiny, CONFIGS[name], stop, 16, loaded), both)
         assert both.read_bytes() == whole.read_bytes(), stop
@@ -57,7 +62,9 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
     ],
     ids=["settings without sense", "tensors of other settings", "clock of another model"],
 )
-def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(field, change, named, tiny: Backbone) -> None:
+def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(
+    field, change, named, tiny: Backbone
+) -> None:
     state = make_state(watched(tiny, CONFIGS["durable"], 0, 3))
     changed = {**state.memory, **change} if field == "memory" else replace(state.clock, **change)
     with pytest.raises(StateCorrupt, match=named):
@@ -65,10 +72,14 @@ def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(field, chang
 
 
 @pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
-def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(name: str, tiny: Backbone) -> None:
+def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(
+    name: str, tiny: Backbone
+) -> None:
     state = make_state(watched(tiny, CONFIGS["durable"], 0, 1))
     other = replace(state.backbone, **{name: "other"})
     saved = getattr(state.backbone, name)
-    with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved[:24]}', here it is 'other'"):
+    with pytest.raises(
+        StateMismatch, match=f"backbone.{name} is '{saved[:24]}', here it is 'other'"
+    ):
         check_state_fits(state, other)
     check_state_fits(state, replace(state.backbone, name="moved/elsewhere"))

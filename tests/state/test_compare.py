@@ -13,13 +13,24 @@ from tests.state.conftest import make
 
 def test_a_flipped_bit_anywhere_is_one_differing_element():
     state = make()
-    assert compare_states(state, make()) == {"equal": True, "tensors_compared": 8, "header": [], "tensors": []}
+    assert compare_states(state, make()) == {
+        "equal": True,
+        "tensors_compared": 8,
+        "header": [],
+        "tensors": [],
+    }
     for name, tensor in state.tensors.items():
         if tensor.numel() and tensor.dtype != torch.bool:
             changed = tensor.clone()
             changed.reshape(-1).view(torch.uint8)[-1] ^= 1
-            (found,) = compare_states(state, replace(state, tensors={**state.tensors, name: changed}))["tensors"]
-            assert (found["name"], found["differing"], found["elements"]) == (name, 1, changed.numel())
+            (found,) = compare_states(
+                state, replace(state, tensors={**state.tensors, name: changed})
+            )["tensors"]
+            assert (found["name"], found["differing"], found["elements"]) == (
+                name,
+                1,
+                changed.numel(),
+            )
 
 
 @pytest.mark.parametrize(
@@ -31,15 +42,25 @@ def test_a_flipped_bit_anywhere_is_one_differing_element():
     ],
 )
 def test_the_largest_distance_is_told_if_it_is_finite(a, b, differing, distance):
-    (found,) = compare_states(*(make(tensors={"a": torch.tensor(one)}) for one in (a, b)))["tensors"]
-    assert (found["elements"], found["differing"], found["max_abs_difference"]) == (len(a), differing, distance)
+    (found,) = compare_states(*(make(tensors={"a": torch.tensor(one)}) for one in (a, b)))[
+        "tensors"
+    ]
+    assert (found["elements"], found["differing"], found["max_abs_difference"]) == (
+        len(a),
+        differing,
+        distance,
+    )
 
 
 def test_what_differs_in_form_or_is_on_one_side_is_told_with_both_values():
     state = make(tensors={"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(1)})
     other = replace(
         state,
-        tensors={"a": torch.zeros(3, 2), "b": torch.zeros(4, dtype=torch.int32), "d": torch.zeros(1)},
+        tensors={
+            "a": torch.zeros(3, 2),
+            "b": torch.zeros(4, dtype=torch.int32),
+            "d": torch.zeros(1),
+        },
         clock=replace(state.clock, steps=6),
         memory={**state.memory, "split": [0.5, 0.25], "more": {"x": True}},
         settings={"seed": False},

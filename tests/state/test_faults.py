@@ -1,4 +1,5 @@
-"""Each call of a commit and of a load fails once, or the process is killed there: the state is the old or the new one.
+"""Each call of a commit and of a load fails once, or the process is killed there: the state is the
+old or the new one.
 
 The calls are those of `os`, of `open` and of its files, which all forms go through.
 """
@@ -25,7 +26,19 @@ from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
 from tests.state.conftest import EVERY_FORM, moment, names, same
 
-CALLS = ("replace", "link", "mkdir", "unlink", "rmdir", "fsync", "stat", "lstat", "listdir", "scandir", "open")
+CALLS = (
+    "replace",
+    "link",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "fsync",
+    "stat",
+    "lstat",
+    "listdir",
+    "scandir",
+    "open",
+)
 FIRST, SECOND, THIRD, FOURTH = (moment(step) for step in (1, 2, 3, 4))
 KILLS = ("killed", "killed without renameat2")
 
@@ -37,7 +50,8 @@ class CountedFile:
     """A new file whose writes are counted like calls."""
 
     def __init__(self, file: Any, count: Callable[..., None]) -> None:
-        self._file, self._count = file, count
+        self._file = file
+        self._count = count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -49,14 +63,19 @@ class CountedFile:
         self._file.close()
 
     def write(self, data: Any) -> int:
-        self._count(lambda: self._file.write(memoryview(data)[: len(data) // 2]) and self._file.flush())
+        self._count(
+            lambda: self._file.write(memoryview(data)[: len(data) // 2]) and self._file.flush()
+        )
         return int(self._file.write(data))
 
 
 @contextmanager
 def counted(act: Callable[[int, Callable[[], object]], None]) -> Iterator[itertools.count[int]]:
-    """Before each call, call `act` with its number, from 1, and for a write with what writes half of it."""
-    numbers, real_open = itertools.count(1), io.open
+    """Before each call, call `act` with its number, from 1, and for a write with what writes half
+    of it.
+    """
+    numbers = itertools.count(1)
+    real_open = io.open
 
     def count(half: Callable[[], object] = lambda: None) -> None:
         act(next(numbers), half)
@@ -65,12 +84,20 @@ def counted(act: Callable[[int, Callable[[], object]], None]) -> Iterator[iterto
         def call(*arguments: Any, **options: Any) -> Any:
             count()
             made = real(*arguments, **options)
-            return CountedFile(made, count) if real is real_open and "x" in str(arguments[1:]) else made
+            return (
+                CountedFile(made, count)
+                if real is real_open and "x" in str(arguments[1:])
+                else made
+            )
 
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (*((os, name) for name in CALLS), (io, "open"), (commit, "exchange_paths")):
+        for module, name in (
+            *((os, name) for name in CALLS),
+            (io, "open"),
+            (commit, "exchange_paths"),
+        ):
             patch.setattr(module, name, wrapped(getattr(module, name)))
         yield numbers
 
@@ -100,7 +127,9 @@ def begin_anew(path: Path) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """Check that the state is the old or the new one, and that the next commit keeps it and leaves no rest."""
+    """Check that the state is the old or the new one, and that the next commit keeps it and leaves
+    no rest.
+    """
     found = load_state(path)
     assert same(found, SECOND) or same(found, THIRD)
     save(path, FOURTH)
@@ -111,7 +140,9 @@ def check_whole(path: Path) -> None:
 
 
 def fault(kind: Any, fatal: int) -> Callable[[int, Callable[[], object]], None]:
-    """Return what happens at the call `fatal`: an error of the system, which stays if the disk is full, or the end."""
+    """Return what happens at the call `fatal`: an error of the system, which stays if the disk is
+    full, or the end.
+    """
 
     def act(number: int, half: Callable[[], object]) -> None:
         if number == fatal and kind in KILLS:
@@ -126,9 +157,12 @@ def fault(kind: Any, fatal: int) -> Callable[[int, Callable[[], object]], None]:
 @EVERY_FORM
 @pytest.mark.parametrize("instants", [10, ALL])
 @pytest.mark.parametrize(
-    ("act", "kind"), [(load, errno.EIO), *((save, one) for one in (errno.EIO, errno.ENOSPC, errno.EACCES, *KILLS))]
+    ("act", "kind"),
+    [(load, errno.EIO), *((save, one) for one in (errno.EIO, errno.ENOSPC, errno.EACCES, *KILLS))],
 )
-def test_whatever_fails_at_any_call_leaves_a_whole_state(act, kind, instants, suffix, tmp_path, monkeypatch) -> None:
+def test_whatever_fails_at_any_call_leaves_a_whole_state(
+    act, kind, instants, suffix, tmp_path, monkeypatch
+) -> None:
     if kind == "killed without renameat2":
         monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
     begin_anew(path := tmp_path / "work" / f"a{suffix}")  # in a folder of its own
@@ -142,7 +176,8 @@ def test_whatever_fails_at_any_call_leaves_a_whole_state(act, kind, instants, su
                 with counted(fault(kind, fatal)):
                     act(path, THIRD)
             except StateError as refused:
-                # An error of the system in one line never says that the state is damaged or missing.
+                # An error of the system in one line never says that the state is damaged or
+                # missing.
                 assert type(refused) not in (StateCorrupt, StateNotFound), refused  # noqa: PT017
                 assert "\n" not in refused.message  # noqa: PT017
         if child == 0:

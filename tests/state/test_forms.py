@@ -1,4 +1,6 @@
-"""Every form keeps a state bit for bit, has one writer, replaces nothing else, and shows readers only whole states."""
+"""Every form keeps a state bit for bit, has one writer, replaces nothing else, and shows readers
+only whole states.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,26 @@ DTYPES = list(DTYPE_NAMES)
 @EVERY_FORM
 def test_every_dtype_comes_back_bit_for_bit_with_its_header(path):
     whole = torch.arange(60.0).reshape(3, 4, 5)
-    made = {f"all.{dtype}".replace("torch.", ""): torch.arange(24).reshape(2, 3, 4).to(dtype) for dtype in DTYPES}
+    made = {
+        f"all.{dtype}".replace("torch.", ""): torch.arange(24).reshape(2, 3, 4).to(dtype)
+        for dtype in DTYPES
+    }
     made |= {"none": torch.empty(3, 0, 2), "scalar": torch.tensor(7.5), "truth": torch.tensor(True)}
     made |= {"odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]), "void": torch.empty(0)}
     # Views and shared storages come back apart, and may be written to.
-    made |= {"a": whole.transpose(0, 2), "b": whole[:, 1], "c": whole, "d": whole, "e": whole[:1].expand(3, 4, 5)}
+    made |= {
+        "a": whole.transpose(0, 2),
+        "b": whole[:, 1],
+        "c": whole,
+        "d": whole,
+        "e": whole[:1].expand(3, 4, 5),
+    }
     state = make(tensors=made, complete=True)
-    assert save_state(state, path) == StateReader.open(path).file_bytes > sum(tensor.nbytes for tensor in made.values())
+    assert (
+        save_state(state, path)
+        == StateReader.open(path).file_bytes
+        > sum(tensor.nbytes for tensor in made.values())
+    )
     found = load_state(path)
     assert same(found, state)
     assert same(load_state(path, verify=False), state)
@@ -46,11 +61,16 @@ def test_every_dtype_comes_back_bit_for_bit_with_its_header(path):
 @EVERY_FORM
 def test_the_same_state_gives_the_same_bytes_in_any_order(suffix, tmp_path):
     state = make()
-    tensors, memory = dict(reversed(state.tensors.items())), dict(reversed(state.memory.items()))
+    tensors = dict(reversed(state.tensors.items()))
+    memory = dict(reversed(state.memory.items()))
     for name, one in (("a", state), ("b", replace(state, tensors=tensors, memory=memory))):
         save_state(one, tmp_path / f"{name}{suffix}")
-    a, b = (sorted([one, *one.rglob("*")]) for one in (tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"))
-    assert [one.read_bytes() for one in a if one.is_file()] == [one.read_bytes() for one in b if one.is_file()]
+    a, b = (
+        sorted([one, *one.rglob("*")]) for one in (tmp_path / f"a{suffix}", tmp_path / f"b{suffix}")
+    )
+    assert [one.read_bytes() for one in a if one.is_file()] == [
+        one.read_bytes() for one in b if one.is_file()
+    ]
 
 
 UNREADABLE = [
@@ -79,7 +99,8 @@ def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path):
 def test_readers_beside_a_writer_only_ever_see_whole_states(path):
     states = [make(seed=seed) for seed in range(4)]
     save_state(states[0], path)
-    wrong, done = [], threading.Event()
+    wrong = []
+    done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
@@ -102,10 +123,17 @@ def test_readers_beside_a_writer_only_ever_see_whole_states(path):
 
 @pytest.mark.parametrize("exchanges", [True, False])
 @EVERY_FORM
-def test_a_commit_follows_the_umask_and_leaves_other_files_alone(exchanges, path, tmp_path, monkeypatch):
+def test_a_commit_follows_the_umask_and_leaves_other_files_alone(
+    exchanges, path, tmp_path, monkeypatch
+):
     if not exchanges:
         monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
-    kept = [f".{path.name}.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", f"{path.name}.bak"]
+    kept = [
+        f".{path.name}.note",
+        "b.safetensors.x.partial",
+        ".b.safetensors.1-2.partial",
+        f"{path.name}.bak",
+    ]
     for name in kept:
         (tmp_path / name).write_text("mine")
     (tmp_path / f".{path.name}.partial").write_text("left by a killed commit")
@@ -163,13 +191,16 @@ SPECS = (
 
 def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(tmp_path: Path):
     xarray = pytest.importorskip("xarray")
-    state, path = make(specs=SPECS), tmp_path / "a.zarr"
+    state = make(specs=SPECS)
+    path = tmp_path / "a.zarr"
     save_state(state, path)
     group = zarr.open_group(path, mode="r")
     for name, tensor in state.tensors.items():
         array = group[name.replace(".", "/")]
         expected = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-        assert array.attrs.get("torch_dtype") == ("bfloat16" if tensor.dtype == torch.bfloat16 else None)
+        assert array.attrs.get("torch_dtype") == (
+            "bfloat16" if tensor.dtype == torch.bfloat16 else None
+        )
         np.testing.assert_array_equal(array[...], expected.numpy())
     assert group["near/step"].metadata.dimension_names == ("step_0",)
     assert dict(group["bank/mass"].attrs) == {"long_name": "tokens in it", "units": "tokens"}

@@ -49,9 +49,11 @@ def test_commits_of_another_stream_are_neither_read_nor_removed(other, tmp_path)
 @EVERY_FORM
 def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, tmp_path):
     """A file, a link, which is not followed, and files with similar names."""
-    path, elsewhere = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    path = tmp_path / f"a{suffix}"
+    elsewhere = tmp_path / f"b{suffix}"
     similar = ("a{}@1s", "ab{}@000001.000s", "a{}@000001.000s.bak", "a{}@000002.000s")
-    mine, link = [tmp_path / name.format(suffix) for name in similar], tmp_path / f"a{suffix}@000004.000s"
+    mine = [tmp_path / name.format(suffix) for name in similar]
+    link = tmp_path / f"a{suffix}@000004.000s"
     for one in mine:
         one.write_text("mine")
     save_state(at(4), elsewhere)

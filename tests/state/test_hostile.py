@@ -1,4 +1,5 @@
-"""A state from anywhere is data: whatever its bytes are, it loads as it was saved or ends in one clear error.
+"""A state from anywhere is data: whatever its bytes are, it loads as it was saved or ends in one
+clear error.
 
 Nothing in it runs, and nothing is allocated because it claims a size.
 """
@@ -116,11 +117,19 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "length beyond the file": in_file(lambda data: (2**40).to_bytes(8, "little") + data[8:]),
         "no document": lambda path: save_file({"a": torch.zeros(3)}, path),
         "a tensor without a digest": in_document("digests", lambda digests: digests.pop("offset")),
-        "a digest without a tensor": in_document("digests", lambda digests: digests.update({"x": "0"})),
-        "another digest": in_document("digests", lambda digests: digests.update({"offset": "0" * 32})),
-        "a newer version": in_document("header", lambda header: header.update(format_version=FORMAT_VERSION + 1)),
+        "a digest without a tensor": in_document(
+            "digests", lambda digests: digests.update({"x": "0"})
+        ),
+        "another digest": in_document(
+            "digests", lambda digests: digests.update({"offset": "0" * 32})
+        ),
+        "a newer version": in_document(
+            "header", lambda header: header.update(format_version=FORMAT_VERSION + 1)
+        ),
         "a steps of text": in_document("header", lambda header: header["clock"].update(steps="9")),
-        "a revision with a path": in_document("header", lambda header: header["backbone"].update(revision="../" * 14)),
+        "a revision with a path": in_document(
+            "header", lambda header: header["backbone"].update(revision="../" * 14)
+        ),
     },
     ".pt": ANY_FILE
     | {
@@ -128,21 +137,27 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "a plain pickle": lambda path: path.write_bytes(pickle.dumps(Evil())),
         "no state": in_pickle({"weights": torch.zeros(3)}),
         "tensors that are none": in_pickle({"protokv": "", "tensors": {"a": 1}}),
-        "a strided tensor": in_pickle({"protokv": "", "tensors": {"a": torch.zeros(1).expand(1 << 40)}}),
+        "a strided tensor": in_pickle(
+            {"protokv": "", "tensors": {"a": torch.zeros(1).expand(1 << 40)}}
+        ),
     },
     ".zarr": {
         "no root": lambda path: (path / "zarr.json").unlink(),
         "no chunk": lambda path: (path / "bank/mass/c.0.0.0").unlink(),
         "another chunk": lambda path: (path / "bank/mass/c.0.0.0").write_bytes(b"\1" * 264),
         "no metadata": lambda path: (path / "bank/mass/zarr.json").unlink(),
-        "compressed": in_array(lambda m: m["codecs"].append({"name": "gzip", "configuration": {"level": 1}})),
+        "compressed": in_array(
+            lambda m: m["codecs"].append({"name": "gzip", "configuration": {"level": 1}})
+        ),
         "shards": in_array(shard),
         "a group": in_array(lambda m: m.pop("shape") and m.update(node_type="group")),
         "many axes": in_array(lambda m: m.update(shape=[1] * 9000, dimension_names=None)),
         "big-endian": in_array(lambda m: m["codecs"][0]["configuration"].update(endian="big")),
         "a huge shape": in_array(lambda m: m.update(shape=[2, 3, 2**39])),
         "an unknown type": in_array(lambda m: m.update(data_type="complex64")),
-        "smaller chunks": in_array(lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[1, 1, 1])),
+        "smaller chunks": in_array(
+            lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[1, 1, 1])
+        ),
         "a name that leads out": in_array(lead_out, ""),
         "a link to a folder": partial(outside, file="bank"),
         "a link to a chunk": partial(outside, file="bank/mass/c.0.0.0"),
@@ -150,13 +165,25 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
     },
 }
 READS = (
-    *(StateReader.open, lambda path: StateReader.open(path).commits_s, describe_state, read_thumbnails),
-    *(lambda path: convert_state(path, "b.pt"), lambda path: compare_states(load_state(path), load_state(path))),
+    *(
+        StateReader.open,
+        lambda path: StateReader.open(path).commits_s,
+        describe_state,
+        read_thumbnails,
+    ),
+    *(
+        lambda path: convert_state(path, "b.pt"),
+        lambda path: compare_states(load_state(path), load_state(path)),
+    ),
 )
 
 
-@pytest.fixture(params=[(suffix, name) for suffix, known in HOSTILE.items() for name in known], ids=str)
-def hostile(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(
+    params=[(suffix, name) for suffix, known in HOSTILE.items() for name in known], ids=str
+)
+def hostile(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     monkeypatch.chdir(tmp_path)
     suffix, name = request.param
     save_state(make(), path := tmp_path / f"a{suffix}")
@@ -182,8 +209,11 @@ def test_a_hostile_state_is_one_error_that_names_it_and_runs_nothing(hostile: Pa
 @EVERY_FORM
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_damaged_bytes_never_load_as_another_state(suffix: str, data: st.DataObject, tmp_path: Path) -> None:
-    whole, path = tmp_path / f"whole{suffix}", tmp_path / f"a{suffix}"
+def test_damaged_bytes_never_load_as_another_state(
+    suffix: str, data: st.DataObject, tmp_path: Path
+) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    path = tmp_path / f"a{suffix}"
     if not whole.exists():
         save_state(make(), whole)
     if path.is_dir():

@@ -27,12 +27,16 @@ with lock(sys.argv[1]):
 @pytest.mark.parametrize("killed", [False, True])
 def test_another_process_is_refused_until_the_first_has_ended(killed, tmp_path):
     path = tmp_path / "a.safetensors"
-    command, pipe = [sys.executable, "-c", HOLD, str(path)], subprocess.PIPE
+    command = [sys.executable, "-c", HOLD, str(path)]
+    pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout.readline() == "held\n"
         assert names(tmp_path) == [".a.safetensors.lock"]
         for take in (lock, find_store):
-            with pytest.raises(StateLocked, match=f"{path} is being written by another writer"), take(path):
+            with (
+                pytest.raises(StateLocked, match=f"{path} is being written by another writer"),
+                take(path),
+            ):
                 pass
         process.kill() if killed else process.stdin.close()
         process.wait(timeout=60)
@@ -47,7 +51,12 @@ def test_a_link_and_its_target_have_one_lock_and_other_states_another(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there/real")
     there = tmp_path / "there"
-    with lock(there / "real"), lock(there / "other"), pytest.raises(StateLocked), lock(tmp_path / "link"):
+    with (
+        lock(there / "real"),
+        lock(there / "other"),
+        pytest.raises(StateLocked),
+        lock(tmp_path / "link"),
+    ):
         pass
     assert names(tmp_path / "there") == []
 

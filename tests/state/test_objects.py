@@ -1,4 +1,6 @@
-"""States in an object store: one object, put on the condition that nobody else has put one meanwhile."""
+"""States in an object store: one object, put on the condition that nobody else has put one
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def url(tmp_path: Any) -> str:
 def test_a_state_there_is_the_file_that_it_would_be_on_disk(
     suffix: str, url: str, store: S3Server, tmp_path: Any
 ) -> None:
-    url, path = url.replace(".safetensors", suffix), tmp_path / f"a{suffix}"
+    url = url.replace(".safetensors", suffix)
+    path = tmp_path / f"a{suffix}"
     save_state(make(), url)
     save_state(make(), path)
     assert same(load_state(url), make())
@@ -70,5 +73,8 @@ def test_what_is_no_state_is_one_error(url: str, store: S3Server, tmp_path: Any)
         assert "/tmp" not in caught.value.message
     with pytest.raises(UnknownForm):
         load_state("s3://bucket/a.zarr")
-    with pytest.raises(StateError, match=r"cannot write the state s3://none/a.pt: .*404"), find_store("s3://none/a.pt"):
+    with (
+        pytest.raises(StateError, match=r"cannot write the state s3://none/a.pt: .*404"),
+        find_store("s3://none/a.pt"),
+    ):
         pass

@@ -1,4 +1,6 @@
-"""The records of sources: what follows what, and the log of a live stream, which converts times and is bounded."""
+"""The records of sources: what follows what, and the log of a live stream, which converts times and
+is bounded.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=
 
 
 def test_the_log_is_bounded_whether_the_clock_is_steady_or_wrong_and_the_beginning_stays():
-    log, wrong = WallClockLog(), WallClockLog()
+    log = WallClockLog()
+    wrong = WallClockLog()
     for i in range(1000):
         log.begin_gap(60.0 * i + 50, "gone")
         log.end_gap(60.0 * i + 60)
@@ -38,10 +41,13 @@ def test_the_log_is_bounded_whether_the_clock_is_steady_or_wrong_and_the_beginni
 
 @given(STEPS)
 def test_stream_time_and_real_time_are_inverse(steps):
-    log, stream_s, real_s = WallClockLog(), 0.0, 1e9
+    log = WallClockLog()
+    stream_s = 0.0
+    real_s = 1e9
     for passed_s, adjusted_s in steps:
         log.add_anchor(stream_s, real_s)
-        stream_s, real_s = stream_s + passed_s, real_s + passed_s + max(0.0, adjusted_s)
+        stream_s = stream_s + passed_s
+        real_s = real_s + passed_s + max(0.0, adjusted_s)
     for i, (at_s, real) in enumerate(log.anchors):
         until_s = log.anchors[i + 1][0] if i + 1 < len(log.anchors) else at_s + 100.0
         for part in (0.0, 0.25, 0.9):
@@ -59,9 +65,16 @@ def test_the_log_survives_a_state_and_nonsense_is_refused():
     assert WallClockLog.read({}) is None
     assert WallClockLog.read(None) is None
     for wrong in (
-        [], "x", {}, record | {"anchors": []}, record | {"anchors": [[1]]}, record | {"lost_s": "1"},
-        record | {"gaps": [{"from_s": 1}]}, record | {"frames_dropped": 1.5}, record | {"committed_at": 1e300},
-    ):  # fmt: skip
+        [],
+        "x",
+        {},
+        record | {"anchors": []},
+        record | {"anchors": [[1]]},
+        record | {"lost_s": "1"},
+        record | {"gaps": [{"from_s": 1}]},
+        record | {"frames_dropped": 1.5},
+        record | {"committed_at": 1e300},
+    ):
         with pytest.raises(StateCorrupt, match=r"source\.live"):
             WallClockLog.read({"live": wrong})
 
@@ -73,11 +86,17 @@ def test_sources_are_listed_in_order_with_the_beginning_of_each():
     state = at(3, source=ONE, complete=True)
     for step, source in [(5, TWO), (9, THREE)]:
         segment = make_next_segment(state)
-        assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
+        assert (segment.first_step, segment.start_s) == (
+            state.clock.steps,
+            state.clock.stream_time_s,
+        )
         state = at(step, source=segment.record(source), complete=True)
         assert read_last_segment(state) == replace(segment, done=True)
     assert read_fingerprints(state) == ("a", "b", "c")
-    places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_last_segment(state).earlier]
+    places = [
+        (one["name"], one.get("first_step"), one.get("start_s"))
+        for one in read_last_segment(state).earlier
+    ]
     assert places == [("a.mp4", None, None), ("b.mp4", 3, 6.0)]
     assert (state.source["first_step"], state.source["start_s"]) == (5, 10.0)
     assert is_earlier_state(at(1), at(2))

@@ -21,7 +21,13 @@ from protokv.memories import DurableConfig
 from protokv.state.checkpoint import save_state
 from protokv.state.describe import describe_state
 from protokv.state.reader import load_state
-from protokv.state.thumbnails import MOST_THUMBNAIL_BYTES, THUMBNAIL_SIDE, Thumbnails, encode_thumbnail, make_thumbnail
+from protokv.state.thumbnails import (
+    MOST_THUMBNAIL_BYTES,
+    THUMBNAIL_SIDE,
+    Thumbnails,
+    encode_thumbnail,
+    make_thumbnail,
+)
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -34,7 +40,11 @@ def watch(found: Thumbnails, first: int, last: int) -> Thumbnails:
     return found
 
 
-@given(steps=st.integers(1, 120), cuts=st.sets(st.integers(1, 119), max_size=4), most=st.integers(1, 20))
+@given(
+    steps=st.integers(1, 120),
+    cuts=st.sets(st.integers(1, 119), max_size=4),
+    most=st.integers(1, 20),
+)
 def test_every_2_to_the_kth_step_is_kept_and_the_last_one_also_by_a_resumed_stream(
     steps: int, cuts: set[int], most: int
 ) -> None:
@@ -43,11 +53,14 @@ def test_every_2_to_the_kth_step_is_kept_and_the_last_one_also_by_a_resumed_stre
     stride = next(2**k for k in range(10) if math.ceil(steps / 2**k) <= most)
     assert kept == sorted({*range(0, steps, stride), steps - 1})
     assert len(kept) <= most + 1
-    found, first = Thumbnails(most), 0
+    found = Thumbnails(most)
+    first = 0
     for end in sorted({*(cut for cut in cuts if cut < steps), steps}):
         read = Thumbnails.read(watch(found, first, end).live_tensors())
         assert read is not None
-        found, first, read.most = read, end, most
+        found = read
+        first = end
+        read.most = most
     resumed = found.live_tensors()
     assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.live_tensors().items())
 
@@ -76,8 +89,10 @@ def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_on
     times_s = describe_state(saved)["thumbnails"]["times_s"]
     assert (times_s[0], times_s[-1]) == (0.0, 39.0)
     assert 9 <= len(times_s) <= 17
-    tensors, path = load_state(saved).tensors, tmp_path / "hostile.safetensors"
-    jpeg, step = tensors["thumbnails.jpeg"], tensors["thumbnails.step"]
+    tensors = load_state(saved).tensors
+    path = tmp_path / "hostile.safetensors"
+    jpeg = tensors["thumbnails.jpeg"]
+    step = tensors["thumbnails.step"]
     for wrong in ({"thumbnails.jpeg": jpeg.to(torch.int16)}, {"thumbnails.step": step[1:]}):
         save_state(replace(load_state(saved), tensors={**tensors, **wrong}), path)
         for read in (lambda: describe_state(path), lambda: protokv.load(path, MockBackbone())):
@@ -86,10 +101,12 @@ def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_on
 
 
 def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
-    path, options = tmp_path / "none.safetensors", {"backbone": MockBackbone(), "thumbnails": 0}
+    path = tmp_path / "none.safetensors"
+    options = {"backbone": MockBackbone(), "thumbnails": 0}
     list(ingest_events(Prepared(0, 80), path, CONFIG, **options))
     assert describe_state(path)["thumbnails"] is None
-    found, whole = load_state(path).tensors, load_state(saved).tensors
+    found = load_state(path).tensors
+    whole = load_state(saved).tensors
     assert found.keys() == {name for name in whole if not name.startswith("thumbnails.")}
     assert all(torch.equal(whole[name], tensor) for name, tensor in found.items())
     list(ingest_events(Prepared(1, 20), path, CONFIG, append=True, **options | {"thumbnails": 4}))

@@ -1,4 +1,6 @@
-"""The code that trained the embedded models imports, and a step of it changes weights; its tests stand beside it."""
+"""The code that trained the embedded models imports, and a step of it changes weights; its tests
+stand beside it.
+"""
 
 from __future__ import annotations
 
@@ -26,5 +28,7 @@ def test_a_step_of_training_changes_the_weights(visual: Any, bank: Any) -> None:
     trainer = Trainer(visual, bank, 1, records.append, **SMALL)
     before = {name: master.clone() for name, master in trainer.optimizer.masters.items()}
     trainer.run_stage(tiny(steps=1), 0)
-    assert any(not torch.equal(before[name], master) for name, master in trainer.optimizer.masters.items())
+    assert any(
+        not torch.equal(before[name], master) for name, master in trainer.optimizer.masters.items()
+    )
     assert records

@@ -1,4 +1,6 @@
-"""Small clips made on the spot, the frame number burnt into the picture as 16 black or white blocks."""
+"""Small clips made on the spot, the frame number burnt into the picture as 16 black or white
+blocks.
+"""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
@@ -12,25 +14,30 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-ROWS, COLUMNS = 4, 4
+ROWS = 4
+COLUMNS = 4
 DECODERS = ["pyav", *(["decord"] if importlib.util.find_spec("decord") else [])]
 
 
 def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:
     image = np.full((height, width, 3), 40, np.uint8)
-    h, w = height // ROWS, width // COLUMNS
+    h = height // ROWS
+    w = width // COLUMNS
     for bit in range(ROWS * COLUMNS):
-        y, x = bit // COLUMNS * h, bit % COLUMNS * w
+        y = bit // COLUMNS * h
+        x = bit % COLUMNS * w
         image[y : y + h, x : x + w] = 255 if number >> bit & 1 else 0
     return image
 
 
 def number_in(image: NDArray[np.uint8]) -> int:
     """Invert `burn`."""
-    h, w = image.shape[0] // ROWS, image.shape[1] // COLUMNS
+    h = image.shape[0] // ROWS
+    w = image.shape[1] // COLUMNS
     number = 0
     for bit in range(ROWS * COLUMNS):
-        y, x = bit // COLUMNS * h, bit % COLUMNS * w
+        y = bit // COLUMNS * h
+        x = bit % COLUMNS * w
         number |= int(image[y + h // 2, x + w // 2].mean() > 127) << bit
     return number
 
@@ -64,7 +71,9 @@ def write(clip: Clip, path: Path) -> Path:
     with av.open(str(path), "w", options=clip.mux) as output:
         output.metadata["comment"] = clip.comment
         stream: Any = output.add_stream(clip.codec, rate=25, options=clip.options)
-        stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, clip.pixels
+        stream.width = clip.width
+        stream.height = clip.height
+        stream.pix_fmt = clip.pixels
         stream.time_base = stream.codec_context.time_base = clip.base
         stream.codec_context.gop_size = clip.gop
         stream.codec_context.thread_count = 1
@@ -76,20 +85,30 @@ def write(clip: Clip, path: Path) -> Path:
         for number, ticks in enumerate(clip.ticks):
             picture = burn(7 if clip.still else number, clip.width, clip.height)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=clip.pixels)
-            frame.pts, frame.time_base = ticks, clip.base
+            frame.pts = ticks
+            frame.time_base = clip.base
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
         if sound is not None:
             for begin in range(0, round(clip.audio_s * 8000), 1024):
-                silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
-                silence.pts, silence.sample_rate, silence.time_base = begin, 8000, Fraction(1, 8000)
+                silence = av.AudioFrame.from_ndarray(
+                    np.zeros((1, 1024), np.float32), "fltp", "mono"
+                )
+                silence.pts = begin
+                silence.sample_rate = 8000
+                silence.time_base = Fraction(1, 8000)
                 output.mux(sound.encode(silence))
             output.mux(sound.encode(None))
     return path
 
 
 def encode(
-    path: Path, size: tuple[int, int], images: Iterable[Any], rate: int, codec: str = "libx264", **options: str
+    path: Path,
+    size: tuple[int, int],
+    images: Iterable[Any],
+    rate: int,
+    codec: str = "libx264",
+    **options: str,
 ) -> Path:
     """Write RGB pictures `[height, width, 3]` of this width and height, so many a second."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,9 +127,15 @@ UNEVEN = np.cumsum([0] + [20, 100, 33, 250, 7] * 13).tolist()
 CLIPS = {
     "constant rate": Clip(STEADY, options={"bf": "0", "sc_threshold": "0"}),
     "variable rate": Clip(UNEVEN),
-    "reordered frames": Clip(STEADY, options={"bf": "3", "b-pyramid": "normal", "sc_threshold": "0"}, gop=37),
-    "open groups": Clip(STEADY, codec="libx265", options={"x265-params": "open-gop=1:keyint=11:log-level=none"}),
-    "open groups of h264": Clip(STEADY, options={"x264-params": "open-gop=1:keyint=11:bframes=3:scenecut=0"}),
+    "reordered frames": Clip(
+        STEADY, options={"bf": "3", "b-pyramid": "normal", "sc_threshold": "0"}, gop=37
+    ),
+    "open groups": Clip(
+        STEADY, codec="libx265", options={"x265-params": "open-gop=1:keyint=11:log-level=none"}
+    ),
+    "open groups of h264": Clip(
+        STEADY, options={"x264-params": "open-gop=1:keyint=11:bframes=3:scenecut=0"}
+    ),
     "late start": Clip([1730 + 40 * i for i in range(33)]),
     "matroska in milliseconds": Clip([round(i * 1000 / 30) for i in range(45)], suffix="mkv"),
     "transport stream": Clip(STEADY, suffix="ts", base=Fraction(1, 25000)),

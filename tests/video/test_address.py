@@ -1,4 +1,6 @@
-"""Which source an address names, without its secrets, and which content a fingerprint stands for."""
+"""Which source an address names, without its secrets, and which content a fingerprint stands
+for.
+"""
 
 import re
 
@@ -34,7 +36,12 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
         ("pipe:7", "pipe", "stdin", "stdin"),
         ("rtsp://camera/1", "rtsp", "rtsp://camera/1", "camera-1"),
         ("RTSP://admin:pw@Camera/1", "rtsp", "rtsp://Camera/1", "Camera-1"),
-        ("https://host/a/live.m3u8?x=1", "https", "https://host/a/live.m3u8?x=***", "host-a-live.m3u8"),
+        (
+            "https://host/a/live.m3u8?x=1",
+            "https",
+            "https://host/a/live.m3u8?x=***",
+            "host-a-live.m3u8",
+        ),
         ("udp://0.0.0.0:5000", "udp", "udp://0.0.0.0:5000", "0.0.0.0-5000"),
         ("/dev/video0", "v4l2", "/dev/video0", "dev-video0"),
         ("screen:", "screen", "screen:", "screen"),
@@ -46,19 +53,29 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
     ],
 )
 def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
-    assert (source_kind(address), redact_source(address), source_stem(address)) == (kind, text, name)
+    assert (source_kind(address), redact_source(address), source_stem(address)) == (
+        kind,
+        text,
+        name,
+    )
     assert re.fullmatch(r"[^/]+", source_stem(address))
 
 
 SIZE = 1 << 20
-SAME, FILM = b"a" * SIZE, bytes(range(256)) * (SIZE // 256)
-CHANGED = [SAME[:begin] + b"b" * 2048 + SAME[begin + 2048 :] for begin in (0, 100_000, SIZE // 2, SIZE - 2048)]
+SAME = b"a" * SIZE
+FILM = bytes(range(256)) * (SIZE // 256)
+CHANGED = [
+    SAME[:begin] + b"b" * 2048 + SAME[begin + 2048 :]
+    for begin in (0, 100_000, SIZE // 2, SIZE - 2048)
+]
 # Downloads into preallocated space.
 PARTLY = [FILM[:4096] + bytes(SIZE - 8192) + FILM[-4096:], FILM[: SIZE // 2] + bytes(SIZE // 2)]
 
 
 @pytest.mark.parametrize("piece", [64 << 10, 16], ids=["whole", "in pieces"])
-def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there(piece, monkeypatch, tmp_path):
+def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there(
+    piece, monkeypatch, tmp_path
+):
     """Not its size and its ends alone count; large files are read in pieces."""
     monkeypatch.setattr("protokv.video.registry._PIECE", piece)
     found = []

@@ -1,4 +1,6 @@
-"""Times of a stream increase strictly and keep the stream's own spacing if it is credible, on one clock."""
+"""Times of a stream increase strictly and keep the stream's own spacing if it is credible, on one
+clock.
+"""
 
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -8,11 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.clock import _HOLE_S, LONGEST_GAP_S, LONGEST_PAUSE_S, ArrivalClock, PacketClock, PacketTiming
+from protokv.video.clock import (
+    _HOLE_S,
+    LONGEST_GAP_S,
+    LONGEST_PAUSE_S,
+    ArrivalClock,
+    PacketClock,
+    PacketTiming,
+)
 
 # Pairs of the real time between two arrivals and the time stamp.
 ARRIVALS = st.lists(
-    st.tuples(st.floats(0, 30), st.none() | st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=40
+    st.tuples(st.floats(0, 30), st.none() | st.floats(-1e6, 1e6, allow_nan=False)),
+    min_size=1,
+    max_size=40,
 )
 STEP_S = 0.04
 
@@ -43,10 +54,16 @@ def test_a_live_stream_begins_at_0_goes_forward_and_is_never_far_from_the_clock(
         assert time_s is None or abs(time_s - (now_s - began_s)) <= slack_s + 1e-3 * i + 1e-6
 
 
-def test_frames_in_bursts_keep_their_own_spacing_and_a_camera_that_starts_again_goes_on_at_real_time():
+def test_bursts_keep_their_spacing_and_a_camera_that_restarts_goes_on_at_real_time():
     pairs = [(0.0 if i % 50 else 2.0, i * 0.04) for i in range(500)]
-    assert [time_s for time_s, _ in arrived(pairs, 2.5)] == pytest.approx([i * 0.04 for i in range(500)])
-    pairs = [(0.1, 5.0 + 0.1 * i) for i in range(10)] + [(7.0, 0.0)] + [(0.1, 0.1 * i) for i in range(1, 10)]
+    assert [time_s for time_s, _ in arrived(pairs, 2.5)] == pytest.approx(
+        [i * 0.04 for i in range(500)]
+    )
+    pairs = (
+        [(0.1, 5.0 + 0.1 * i) for i in range(10)]
+        + [(7.0, 0.0)]
+        + [(0.1, 0.1 * i) for i in range(1, 10)]
+    )
     times = [time_s for time_s, _ in arrived(pairs, 1.0)]
     assert (times[10], times[19]) == (0.9 + 7.0, pytest.approx(0.9 + 7.0 + 0.9))
 
@@ -60,12 +77,19 @@ def test_frames_of_a_camera_out_of_order_are_left_out():
 def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
     """Return the times of a file's packets, and what was said: joins (times) and damage (words)."""
     packets = [
-        SimpleNamespace(pts=round(s * 1000), dts=None, duration=round(length_s * 1000), size=99, is_corrupt=False)
+        SimpleNamespace(
+            pts=round(s * 1000),
+            dts=None,
+            duration=round(length_s * 1000),
+            size=99,
+            is_corrupt=False,
+        )
         for s in stamps_s
     ]
     for i, packet in enumerate(packets):
         packet.is_keyframe = i in keys
-    joins, damage = [], []
+    joins = []
+    damage = []
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
         from_origin=True,
@@ -86,7 +110,9 @@ def test_one_stamp_that_leaps_moves_no_other_frame(leap_s):
     assert (found, joins, len(damage)) == (true, [], 1)
 
 
-@given(st.integers(1, 200), st.integers(1, 200), st.integers(2, 200), st.floats(LONGEST_GAP_S + 9, 1e6))
+@given(
+    st.integers(1, 200), st.integers(1, 200), st.integers(2, 200), st.floats(LONGEST_GAP_S + 9, 1e6)
+)
 def test_stamps_that_leap_and_come_back_move_no_other_frame(before, run, after, leap_s):
     true = steady(before + run + after)
     leaping = [t + leap_s * (before <= i < before + run) for i, t in enumerate(true)]
@@ -138,10 +164,15 @@ def test_pictures_in_another_order_than_they_are_shown_are_no_damage():
 @pytest.mark.parametrize(
     ("time_s", "stated_s", "end_s", "stays"),
     [
-        (95.0, 5.0, 100.0, True), (99.9, _HOLE_S, 100.0, True), (99.9, _HOLE_S, None, True),
-        (99.0, 1e9, 100.0, False), (99.0, 5.0, 100.0, False), (99.0, 5.0, None, False), (9.0, 0.0, 100.0, False),
+        (95.0, 5.0, 100.0, True),
+        (99.9, _HOLE_S, 100.0, True),
+        (99.9, _HOLE_S, None, True),
+        (99.0, 1e9, 100.0, False),
+        (99.0, 5.0, 100.0, False),
+        (99.0, 5.0, None, False),
+        (9.0, 0.0, 100.0, False),
     ],
-)  # fmt: skip
+)
 def test_a_frame_stays_as_long_as_it_says_within_the_declared_end(time_s, stated_s, end_s, stays):
     timing = PacketTiming(Fraction(1, 1000), 0, declared_s=end_s)
     frame = SimpleNamespace(duration=round(stated_s * 1000))

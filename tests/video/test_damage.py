@@ -24,8 +24,12 @@ def with_rubbish(source: Path, target: Path, number: int) -> Path:
 
 # A JPEG without pixels would show old memory of the decoder.
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize(("name", "number"), [("constant rate", 13), ("constant rate", 60), ("jpeg", 30)])
-def test_one_packet_of_rubbish_loses_one_frame_and_says_when(decoder, name, number, make_clip, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "number"), [("constant rate", 13), ("constant rate", 60), ("jpeg", 30)]
+)
+def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
+    decoder, name, number, make_clip, tmp_path
+):
     clip = make_clip("every frame a key frame" if name == "jpeg" else name)
     path = with_rubbish(clip, tmp_path / f"x{clip.suffix}", number)
     with open_source(path, decoder) as source:
@@ -45,7 +49,9 @@ def test_one_packet_of_rubbish_loses_one_frame_and_says_when(decoder, name, numb
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(decoder, make_clip, tmp_path):
+def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
+    decoder, make_clip, tmp_path
+):
     path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", 12)
     with open_source(path, decoder) as source:
         frames = [(f.time_s, number_in(f.image)) for f in source.frames()]
@@ -56,8 +62,14 @@ def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(deco
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(("kind", "part"), [("mp4", 0.35), ("mkv", 0.8)])
-def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(decoder, kind, part, tmp_path):
-    clip = Clip([40 * i for i in range(100)], mux={"movflags": "faststart"} if kind == "mp4" else {}, suffix=kind)
+def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(
+    decoder, kind, part, tmp_path
+):
+    clip = Clip(
+        [40 * i for i in range(100)],
+        mux={"movflags": "faststart"} if kind == "mp4" else {},
+        suffix=kind,
+    )
     path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()
     begin = data.find(b"mdat") if kind == "mp4" else 600
@@ -70,7 +82,9 @@ def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(decoder,
         assert damage.frames_lost == pytest.approx(100 - len(frames), abs=0 if kind == "mp4" else 2)
         assert damage.lost_from_s == pytest.approx(frames[-1].time_s + 0.04, abs=0.1)
         # Steps stop with the pictures: nothing is made up for the missing end.
-        assert [s.time_s for s in read_steps(source, 25.0, 1)][-1] == pytest.approx(frames[-1].time_s)
+        assert [s.time_s for s in read_steps(source, 25.0, 1)][-1] == pytest.approx(
+            frames[-1].time_s
+        )
         # Resuming counts the same end, once.
         list(source.frames(0.2))
         assert source.damage.frames_lost == pytest.approx(damage.frames_lost, abs=2)

@@ -1,7 +1,9 @@
-"""Damaged videos give frames and an account of the damage or a SourceError, in bounded memory, and can be resumed.
+"""Damaged videos give frames and an account of the damage or a SourceError, in bounded memory, and
+can be resumed.
 
-`python -m tests.video.test_fuzz FOLDER FIRST LAST` reads cases and prints a line of JSON for each. All cases of a call
-are read in one process, whose memory is limited: a decoder that dies or grows ends that process and not the tests.
+`python -m tests.video.test_fuzz FOLDER FIRST LAST` reads cases and prints a line of JSON for each.
+All cases of a call are read in one process, whose memory is limited: a decoder that dies or grows
+ends that process and not the tests.
 """
 
 import hashlib
@@ -25,8 +27,10 @@ from tests.video.conftest import Clip, write
 
 pytest.importorskip("resource")
 
-# Three seconds in every container; damage must not turn them into more than an hour of repeated frames.
-STEADY, MOST_S = [40 * i for i in range(75)], 3600.0
+# Three seconds in every container; damage must not turn them into more than an hour of repeated
+# frames.
+STEADY = [40 * i for i in range(75)]
+MOST_S = 3600.0
 X265 = {"x265-params": "keyint=12:log-level=none:pools=none:frame-threads=1"}
 VPX: dict[str, Any] = {"options": {"deadline": "realtime"}}
 CLIPS = {
@@ -48,12 +52,19 @@ DAMAGE = ["flip", "flips", "header", "tail", "cut", "zeros", "drop", "repeat", "
 
 def mutate(data: bytes, kind: str, rng: random.Random) -> bytes:
     size = len(data)
-    at, run = rng.randrange(size), rng.randint(1, 1 + size // 8)
+    at = rng.randrange(size)
+    run = rng.randint(1, 1 + size // 8)
     if kind in ("flip", "flips", "header", "tail"):
         new = bytearray(data)
-        low, high = {"header": (0, min(900, size)), "tail": (max(0, size - 1500), size)}.get(kind, (0, size))
-        for _ in range(rng.randint(1, 60) if kind == "flips" else rng.randint(1, 4) if kind != "flip" else 1):
-            new[rng.randrange(low, high)] ^= 1 << rng.randrange(8) if rng.random() < 0.5 else rng.randint(1, 255)
+        low, high = {"header": (0, min(900, size)), "tail": (max(0, size - 1500), size)}.get(
+            kind, (0, size)
+        )
+        for _ in range(
+            rng.randint(1, 60) if kind == "flips" else rng.randint(1, 4) if kind != "flip" else 1
+        ):
+            new[rng.randrange(low, high)] ^= (
+                1 << rng.randrange(8) if rng.random() < 0.5 else rng.randint(1, 255)
+            )
         return bytes(new)
     other = rng.randrange(size)
     middle = {
@@ -77,14 +88,23 @@ def outcome(path: Path) -> str:
             assert damage.ok or (damage.message and damage.lost_from_s is not None)
             assert not frames or frames[-1][0] <= MOST_S, f"{frames[-1][0]} s"
             steps = list(read_steps(source, 2.0, 2))
-            # A reading that resumes, from the beginning if damage was met before, gives the same steps.
+            # A reading that resumes, from the beginning if damage was met before, gives the same
+            # steps.
             for first in {len(steps) // 2, max(0, len(steps) - 1)} - {0}:
                 before = steps[first - 1]
-                rest = read_steps(source, 2.0, 2, first, from_beginning=not before.damage.ok, mark=before.mark)
-                assert [s.images.tobytes() for s in rest] == [s.images.tobytes() for s in steps[first:]], "resumed"
+                rest = read_steps(
+                    source, 2.0, 2, first, from_beginning=not before.damage.ok, mark=before.mark
+                )
+                assert [s.images.tobytes() for s in rest] == [
+                    s.images.tobytes() for s in steps[first:]
+                ], "resumed"
             return "read" if damage.ok else "damaged"
     except SourceError as error:
-        return "refused" if error.message and "\n" not in error.message else f"wrong message: {error.message}"
+        return (
+            "refused"
+            if error.message and "\n" not in error.message
+            else f"wrong message: {error.message}"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +112,26 @@ def folder(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("fuzz")
     for name, clip in CLIPS.items():
         # Write the same bytes in every run: Matroska draws a random number otherwise.
-        write(replace(clip, width=64, height=48, mux={**clip.mux, "fflags": "+bitexact"}), made / f"whole.{name}")
+        write(
+            replace(clip, width=64, height=48, mux={**clip.mux, "fflags": "+bitexact"}),
+            made / f"whole.{name}",
+        )
     return made
 
 
 # Case 2895 shows old memory of the decoder, which depends on the frames that a reading holds.
-@pytest.mark.parametrize(("first", "last"), [(2870, 2910), pytest.param(1000, 3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("first", "last"), [(2870, 2910), pytest.param(1000, 3000, marks=pytest.mark.slow)]
+)
 @pytest.mark.timeout(3600)
 def test_damaged_videos_give_clean_reports_or_source_errors_and_can_be_resumed(first, last, folder):
-    assert {name: outcome(folder / f"whole.{name}") for name in CLIPS} == dict.fromkeys(CLIPS, "read")
+    assert {name: outcome(folder / f"whole.{name}") for name in CLIPS} == dict.fromkeys(
+        CLIPS, "read"
+    )
     command = [sys.executable, "-m", "tests.video.test_fuzz", str(folder), str(first), str(last)]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=60 + last - first, check=False)
+    out = subprocess.run(
+        command, capture_output=True, text=True, timeout=60 + last - first, check=False
+    )
     found = [json.loads(line) for line in out.stdout.splitlines()]
     assert [one["case"] for one in found] == list(range(first, last)), out.stderr
     assert [one for one in found if one["outcome"].startswith("wrong")] == []
@@ -118,14 +147,17 @@ def main(folder: Path, first: int, last: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in range(first, last):
         rng = random.Random(number)
-        name, kind = rng.choice(sorted(CLIPS)), rng.choice(DAMAGE)
+        name = rng.choice(sorted(CLIPS))
+        kind = rng.choice(DAMAGE)
         path = folder / f"{kind}.{name}"
         path.write_bytes(mutate((folder / f"whole.{name}").read_bytes(), kind, rng))
         try:
             found = outcome(path)
         except Exception as error:
             found = f"wrong: {path.name}: {type(error).__name__}: {error}"
-        print(json.dumps({"case": number, "outcome": found, "peak_mib": peak_kib() >> 10}), flush=True)
+        print(
+            json.dumps({"case": number, "outcome": found, "peak_mib": peak_kib() >> 10}), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Hostile and broken files: time stamps that jump, frames that are too large, streams that appear in mid-file."""
+"""Hostile and broken files: time stamps that jump, frames that are too large, streams that appear
+in mid-file.
+"""
 
 import subprocess
 import sys
@@ -19,14 +21,18 @@ UNEVEN = np.cumsum([0] + [20, 100, 33, 250, 7] * 30).tolist()
 
 
 def jumping_mp4(path: Path) -> None:
-    """Flip a high byte of the duration of one frame in the middle: everything after it is hours later."""
+    """Flip a high byte of the duration of one frame in the middle: everything after it is hours
+    later.
+    """
     data = bytearray(write(Clip(UNEVEN), path).read_bytes())
     data[data.index(b"stts") + 4 + 8 + 40 * 8 + 5] ^= 0x40
     path.write_bytes(data)
 
 
 def jumping_mkv(path: Path) -> None:
-    """Flip the highest byte of the time of one cluster: its frames are hours later, the next are right again."""
+    """Flip the highest byte of the time of one cluster: its frames are hours later, the next are
+    right again.
+    """
     clip = Clip([70_000 + t for t in STEADY], suffix="mkv", mux={"cluster_time_limit": "2000"})
     data = bytearray(write(clip, path).read_bytes())
     clusters = [i for i in range(len(data)) if data[i : i + 4] == b"\x1f\x43\xb6\x75"]
@@ -34,8 +40,12 @@ def jumping_mkv(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("make", "length_s"), [(jumping_mp4, UNEVEN[-1] / 1000), (jumping_mkv, 10.0)])
-def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(make, length_s, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "length_s"), [(jumping_mp4, UNEVEN[-1] / 1000), (jumping_mkv, 10.0)]
+)
+def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
+    make, length_s, tmp_path
+):
     path = tmp_path / f"x.{make.__name__[-3:]}"
     make(path)
     with open_source(path) as source:
@@ -45,29 +55,42 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(m
         # Frames with such a stamp are placed by their order; FFmpeg drops some frames of the MP4.
         if make is jumping_mkv:
             assert [number_in(frame.image) for frame in frames] == list(range(250))
-            assert [frame.time_s for frame in frames] == pytest.approx([i / 25 for i in range(250)], abs=1e-6)
+            assert [frame.time_s for frame in frames] == pytest.approx(
+                [i / 25 for i in range(250)], abs=1e-6
+            )
             assert (source.damage.frames_damaged, source.damage.frames_lost) == (1, 0)
         assert list(read_steps(source, 2.0, 2))[-1].time_s <= length_s + 1
 
 
 def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
     pytest.importorskip("resource")
-    path = write(Clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"}), tmp_path / "x.mkv")
+    path = write(
+        Clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"}),
+        tmp_path / "x.mkv",
+    )
     data = bytearray(path.read_bytes())
     # A VP8 key frame carries its size after its start code, 14 bits each.
     at = data.index(b"\x9d\x01\x2a") + 3
     data[at : at + 4] = 2 * (16383).to_bytes(2, "little")
     path.write_bytes(data)
     code = (
-        "import sys; from protokv.video import open_source; from protokv.errors import SourceError\n"
+        "import sys; from protokv.video import open_source; from protokv.errors import "
+        "SourceError\n"
         "from tests.peak import peak_kib; import protokv.video.av_source\n"
         "before = peak_kib()\n"
         "try:\n"
-        "    with open_source(sys.argv[1]) as source: print(len([f.image for f in source.frames()]))\n"
+        "    with open_source(sys.argv[1]) as source: print(len([f.image for f in "
+        "source.frames()]))\n"
         "except SourceError as error: print(error.message)\n"
         "print((peak_kib() - before) >> 10)"
     )
-    out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, cwd=ROOT)
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     printed, grown_mib = out.stdout.splitlines()
     assert printed != "3"
     assert int(grown_mib) < 150, out.stdout
@@ -75,7 +98,9 @@ def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
 
 def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
     first = write(Clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
-    later = write(Clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts")
+    later = write(
+        Clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts"
+    )
     (tmp_path / "x.ts").write_bytes(first + later.read_bytes())
     with open_source(tmp_path / "x.ts") as source:
         numbers = [number_in(f.image) for f in source.frames()]
@@ -85,7 +110,12 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken", ["av.open", "protokv.video.av_source.probe_stream", "protokv.video.av_source.convert_frame_to_rgb"]
+    "broken",
+    [
+        "av.open",
+        "protokv.video.av_source.probe_stream",
+        "protokv.video.av_source.convert_frame_to_rgb",
+    ],
 )
 def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
     path = make_clip("constant rate")

@@ -14,18 +14,24 @@ from protokv.errors import SourceUnreadable
 from protokv.video import open_source
 from tests.video.conftest import DECODERS, Clip, burn, number_in, write
 
-PLAYLIST = "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:2.0,\n"
+PLAYLIST = (
+    "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:2.0,\n"
+)
 
-# What names other files: {folder} has a video `other.ts`, a named pipe `other.pipe` and a subtitle `movie.sub`.
+# What names other files: {folder} has a video `other.ts`, a named pipe `other.pipe` and a subtitle
+# `movie.sub`.
 TEXTS = {
     "list.m3u8": PLAYLIST + "file://{folder}/other.ts\n#EXT-X-ENDLIST\n",
     "pipe.m3u8": PLAYLIST + "{folder}/other.pipe\n#EXT-X-ENDLIST\n",
     "list.mp4": PLAYLIST + "other.ts\n#EXT-X-ENDLIST\n",
     "script.mkv": "ffconcat version 1.0\nfile '{folder}/other.ts'\n",
-    "film.mpd": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"><Period><AdaptationSet>'
-    '<Representation id="1" mimeType="video/mp4"><BaseURL>file://{folder}/other.ts</BaseURL></Representation>'
+    "film.mpd": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static">'
+    "<Period><AdaptationSet>"
+    '<Representation id="1" mimeType="video/mp4"><BaseURL>file://{folder}/other.ts</BaseURL>'
+    "</Representation>"
     "</AdaptationSet></Period></MPD>",
-    "call.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n",
+    "call.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nt=0 0\n"
+    "m=video 5004 RTP/AVP 96\n",
     "movie.idx": "# VobSub index file, v7\nsize: 720x576\nid: en, index: 0\n"
     "timestamp: 00:00:01:000, filepos: 000000000\n",
     "text.txt": "FFmpeg would draw this text as a film\n" * 99,
@@ -41,8 +47,12 @@ def folder(tmp_path_factory) -> Path:
     (made / "movie.sub").write_bytes(b"\0\0\1\xba" + bytes(2044))
     for name, text in TEXTS.items():
         (made / name).write_text(text.format(folder=made))
-    # A playlist that also looks like a transport stream to a reader that does not know playlists by their content.
-    both = TEXTS["list.m3u8"].format(folder=made).encode().ljust(188, b"\n") + (made / "other.ts").read_bytes()
+    # A playlist that also looks like a transport stream to a reader that does not know playlists by
+    # their content.
+    both = (
+        TEXTS["list.m3u8"].format(folder=made).encode().ljust(188, b"\n")
+        + (made / "other.ts").read_bytes()
+    )
     (made / "both.ts").write_bytes(both)
     for number, name in enumerate(("pat000.jpg", SEQUENCE[0], "pat001.jpg")):
         Image.fromarray(burn(number, 64, 48)).save(made / name)
@@ -71,7 +81,8 @@ from protokv.video import open_source
 for decoder in sys.argv[2:]:
     open("BEGIN", "a")
     try:
-        with open_source(sys.argv[1], decoder) as source: print(len([frame.image for frame in source.frames()]))
+        with open_source(sys.argv[1], decoder) as source:
+            print(len([frame.image for frame in source.frames()]))
     except SourceError as error: print(error.message)
 """
 
@@ -81,8 +92,21 @@ for decoder in sys.argv[2:]:
 @pytest.mark.parametrize("name", [*TEXTS, *SEQUENCE, "both.ts", "other.ts"])
 def test_no_other_file_and_no_connection_is_opened(name, folder, tmp_path):
     log = tmp_path / "log"
-    command = ["strace", "-f", "-qq", "-e", "trace=%file,%network", "-o", log, sys.executable, "-c", READ_ALL]
-    out = subprocess.run([*command, name, *DECODERS], cwd=folder, capture_output=True, text=True, check=True)
+    command = [
+        "strace",
+        "-f",
+        "-qq",
+        "-e",
+        "trace=%file,%network",
+        "-o",
+        log,
+        sys.executable,
+        "-c",
+        READ_ALL,
+    ]
+    out = subprocess.run(
+        [*command, name, *DECODERS], cwd=folder, capture_output=True, text=True, check=True
+    )
     assert len(out.stdout.splitlines()) == len(DECODERS), out.stderr
     lines = log.read_text().partition("BEGIN")[2].splitlines()
     touched = {Path(text).name for line in lines for text in re.findall(r'"([^"]*)"', line)}

@@ -14,7 +14,10 @@ from protokv.video.source import drop_frames_before
 def frames_at(times, durations=None):
     """Frames whose number is their only pixel."""
     durations = durations or [None] * len(times)
-    return [Frame(t, np.full((1, 1, 3), i, np.uint8), d) for i, (t, d) in enumerate(zip(times, durations, strict=True))]
+    return [
+        Frame(t, np.full((1, 1, 3), i, np.uint8), d)
+        for i, (t, d) in enumerate(zip(times, durations, strict=True))
+    ]
 
 
 def numbers(samples):
@@ -31,7 +34,14 @@ def numbers(samples):
         ([], None, 4.0, []),
         ([1.2, 1.7], None, 2.0, [0, 0, 0, 0, 1]),
     ],
-    ids=["milliseconds", "own duration", "no duration", "one frame", "none", "before the first frame the first"],
+    ids=[
+        "milliseconds",
+        "own duration",
+        "no duration",
+        "one frame",
+        "none",
+        "before the first frame the first",
+    ],
 )
 def test_the_frame_shown_at_each_time_is_taken(times, durations, fps, shown):
     assert numbers(sample_frames(frames_at(times, durations), fps)) == shown
@@ -45,7 +55,10 @@ def test_a_rate_that_is_not_a_positive_number_is_refused(fps):
 
 def test_a_short_last_step_repeats_its_last_frame():
     got = list(group_frames(sample_frames(frames_at([0.0, 1.0, 2.0]), 1.0), 2))
-    assert [(s.index, s.time_s, s.images[:, 0, 0, 0].tolist()) for s in got] == [(0, 0.0, [0, 1]), (1, 2.0, [2, 2])]
+    assert [(s.index, s.time_s, s.images[:, 0, 0, 0].tolist()) for s in got] == [
+        (0, 0.0, [0, 1]),
+        (1, 2.0, [2, 2]),
+    ]
 
 
 gaps = st.lists(st.floats(0.002, 1.7), min_size=1, max_size=60)
@@ -62,13 +75,20 @@ def test_each_sample_is_the_latest_frame_not_after_its_time(gaps, fps):
     assert len(got) / fps + SAMPLING_SLACK_S >= end > (len(got) - 1) / fps
 
 
-@given(gaps=gaps, fps=st.sampled_from([1.0, 2.0, 3.0, 29.97]), group=st.integers(1, 3), part=st.floats(0, 1))
+@given(
+    gaps=gaps,
+    fps=st.sampled_from([1.0, 2.0, 3.0, 29.97]),
+    group=st.integers(1, 3),
+    part=st.floats(0, 1),
+)
 def test_resuming_at_any_step_gives_the_steps_of_an_uninterrupted_run(gaps, fps, group, part):
     frames = frames_at(np.cumsum([0.0, *gaps]).tolist(), [*gaps, 0.04])
     whole = list(group_frames(sample_frames(frames, fps), group))
     first = int(part * (len(whole) - 1))
     start_s = first * group / fps
-    rest = list(group_frames(sample_frames(drop_frames_before(frames, start_s), fps, start_s), group, first))
+    rest = list(
+        group_frames(sample_frames(drop_frames_before(frames, start_s), fps, start_s), group, first)
+    )
     assert [(s.index, s.time_s, s.images.tolist()) for s in rest] == [
         (s.index, s.time_s, s.images.tolist()) for s in whole[first:]
     ]

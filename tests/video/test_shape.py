@@ -19,7 +19,8 @@ from tests.video.test_stream import piped
 
 STEADY = [40 * i for i in range(20)]
 
-# How a display matrix (a, b, c, d) shows a picture: (x, y) goes to (a x + c y, b x + d y), and flips are moved back.
+# How a display matrix (a, b, c, d) shows a picture: (x, y) goes to (a x + c y, b x + d y), and
+# flips are moved back.
 MATRICES: dict[tuple[int, int, int, int], Any] = {
     (1, 0, 0, 1): lambda image: image,
     (-1, 0, 0, 1): lambda image: image[:, ::-1],
@@ -46,7 +47,9 @@ def with_matrix(path: Path, target: Path, *matrix: float) -> Path:
 def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
     with open_source(make_clip("constant rate")) as plain:
         image = MATRICES[matrix](next(plain.frames()).image)
-    with open_source(with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", *matrix)) as source:
+    with open_source(
+        with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", *matrix)
+    ) as source:
         assert np.array_equal(next(source.frames()).image, image)
         assert (source.info.height, source.info.width) == image.shape[:2]
         assert source.notes == ()
@@ -54,26 +57,34 @@ def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
 
 @pytest.mark.parametrize("degrees", [30, 200])
 def test_an_odd_angle_is_noted(degrees, make_clip, tmp_path):
-    sin, cos = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
-    with open_source(with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", cos, sin, -sin, cos)) as source:
+    sin = math.sin(math.radians(degrees))
+    cos = math.cos(math.radians(degrees))
+    with open_source(
+        with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", cos, sin, -sin, cos)
+    ) as source:
         assert f"turned by {degrees} degrees" in source.notes[0]
         assert next(source.frames()).image.shape == (96, 128, 3)
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
-@pytest.mark.parametrize(("pixel", "size"), [("2/1", (256, 96)), ("1/2", (128, 192)), ("64/45", (182, 96))])
+@pytest.mark.parametrize(
+    ("pixel", "size"), [("2/1", (256, 96)), ("1/2", (128, 192)), ("64/45", (182, 96))]
+)
 def test_pixels_are_square_as_players_show_them(suffix, pixel, size, tmp_path):
     path = write(Clip(STEADY, suffix=suffix, pixel=Fraction(pixel)), tmp_path / f"x.{suffix}")
     with open_source(path) as source:
         frames = list(source.frames())
-        assert {(source.info.height, source.info.width, 3), *(frame.image.shape for frame in frames)} == {
-            (*size[::-1], 3)
-        }
+        assert {
+            (source.info.height, source.info.width, 3),
+            *(frame.image.shape for frame in frames),
+        } == {(*size[::-1], 3)}
         assert [number_in(frame.image) for frame in frames] == list(range(20))
 
 
 def two_tracks(path: Path, *tracks: dict[str, Any]) -> Path:
-    """Write a file of video tracks: of `size`, `frames`, `codec` and `disposition`; the first block of each is lit."""
+    """Write a file of video tracks: of `size`, `frames`, `codec` and `disposition`; the first block
+    of each is lit.
+    """
     with av.open(str(path), "w") as output:
         streams = []
         for track in tracks:
@@ -85,7 +96,9 @@ def two_tracks(path: Path, *tracks: dict[str, Any]) -> Path:
         for number in range(20):
             for stream, track in zip(streams, tracks, strict=True):
                 if number < track.get("frames", 20):
-                    picture = av.VideoFrame.from_ndarray(burn(number, *track["size"]), format="rgb24")
+                    picture = av.VideoFrame.from_ndarray(
+                        burn(number, *track["size"]), format="rgb24"
+                    )
                     output.mux(stream.encode(picture.reformat(format=stream.pix_fmt)))
         for stream in streams:
             output.mux(stream.encode(None))
@@ -93,7 +106,8 @@ def two_tracks(path: Path, *tracks: dict[str, Any]) -> Path:
 
 
 DEFAULT = {"disposition": 1}
-SMALL, LARGE = {"size": (64, 48)}, {"size": (128, 96)}
+SMALL = {"size": (64, 48)}
+LARGE = {"size": (128, 96)}
 COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
 
 
@@ -101,19 +115,28 @@ COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
 @pytest.mark.parametrize(
     ("tracks", "taken"),
     [
-        ((SMALL, LARGE | DEFAULT), 1), ((SMALL | DEFAULT, LARGE), 0), ((SMALL | DEFAULT, LARGE | DEFAULT), 1),
-        ((LARGE, SMALL), 0), ((COVER, SMALL), 1), ((COVER, SMALL | DEFAULT), 1), ((COVER | DEFAULT, SMALL), 1),
+        ((SMALL, LARGE | DEFAULT), 1),
+        ((SMALL | DEFAULT, LARGE), 0),
+        ((SMALL | DEFAULT, LARGE | DEFAULT), 1),
+        ((LARGE, SMALL), 0),
+        ((COVER, SMALL), 1),
+        ((COVER, SMALL | DEFAULT), 1),
+        ((COVER | DEFAULT, SMALL), 1),
         ((SMALL, COVER), 0),
     ],
-)  # fmt: skip
-def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(suffix, tracks, taken, tmp_path):
+)
+def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(
+    suffix, tracks, taken, tmp_path
+):
     path = two_tracks(tmp_path / f"x.{suffix}", *tracks)
     with open_source(path) as source:
         assert (source.info.width, source.info.height) == tracks[taken]["size"]
         assert [number_in(frame.image) for frame in source.frames()] == list(range(20))
         assert source.damage.ok
         width, height = tracks[taken]["size"]
-        assert source.notes == (f"2 video tracks: track {taken} of {width} x {height} pixels is watched",)
+        assert source.notes == (
+            f"2 video tracks: track {taken} of {width} x {height} pixels is watched",
+        )
     if suffix == "mkv":
         with piped(path.read_bytes()) as address, open_source(address) as source:
             assert (source.info.width, source.info.height) == tracks[taken]["size"]
@@ -149,7 +172,8 @@ def test_a_picture_in_tiles_is_refused_by_name(tmp_path):
 
 
 def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
-    key, flags = "76a6c65c5ea762046bd749a2e632ccbb", "frag_keyframe+empty_moov"
+    key = "76a6c65c5ea762046bd749a2e632ccbb"
+    flags = "frag_keyframe+empty_moov"
     keys = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": key, "encryption_kid": key}
     for mux in (keys, {**keys, "movflags": flags}):
         path = write(Clip(STEADY, mux=mux), tmp_path / "x.mp4")

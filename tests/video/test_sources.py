@@ -61,7 +61,9 @@ LEFT_TO_PYAV = ("a still", "open groups", "open groups of h264")
 
 
 @needs_decord
-@pytest.mark.parametrize("name", ["constant rate", "reordered frames", "late start", "turned", *LEFT_TO_PYAV])
+@pytest.mark.parametrize(
+    "name", ["constant rate", "reordered frames", "late start", "turned", *LEFT_TO_PYAV]
+)
 def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(name, make_clip):
     reader = "pyav" if name in LEFT_TO_PYAV else "decord"
     with open_source(make_clip(name), "decord") as source:
@@ -71,7 +73,9 @@ def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(na
         assert source.damage.ok
 
 
-def test_decord_is_refused_where_it_is_missing_and_for_files_that_it_cannot_read_exactly(make_clip, monkeypatch):
+def test_decord_is_refused_where_it_is_missing_and_for_files_that_it_cannot_read_exactly(
+    make_clip, monkeypatch
+):
     for name in INEXACT:
         with pytest.raises(SourceUnreadable, match="decord cannot read") as caught:
             open_source(make_clip(name), "decord")
@@ -91,10 +95,14 @@ def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(mak
 
 @needs_decord
 @pytest.mark.parametrize("limit", [5, 30])
-def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(limit, make_clip, monkeypatch):
+def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(
+    limit, make_clip, monkeypatch
+):
     monkeypatch.setattr("protokv.video.decord_source._CHUNK_BYTES", limit * 128 * 96 * 3)
     with open_source(make_clip("reordered frames"), "decord") as source:
-        assert [(number_in(f.image), f.decoder) for f in source.frames()] == [(i, "decord") for i in range(61)]
+        assert [(number_in(f.image), f.decoder) for f in source.frames()] == [
+            (i, "decord") for i in range(61)
+        ]
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -103,18 +111,33 @@ def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(decode
         whole = list(read_steps(source, 5.0, 3))
         for asked in (0, 1, 7, 20):
             answers = iter([False] * asked)
-            part = list(read_steps(source, 5.0, 3, should_stop=lambda answers=answers: next(answers, True)))
+            part = list(
+                read_steps(source, 5.0, 3, should_stop=lambda answers=answers: next(answers, True))
+            )
             assert len(part) < len(whole)
-            assert [s.images.tobytes() for s in part] == [s.images.tobytes() for s in whole[: len(part)]]
+            assert [s.images.tobytes() for s in part] == [
+                s.images.tobytes() for s in whole[: len(part)]
+            ]
 
 
 SOUGHT = ["variable rate", "reordered frames", "open groups", "open groups of h264", "late start"]
-SOUGHT += ["transport stream", "matroska in milliseconds", "fragmented", "avi", "asf", "raw", "one frame"]
+SOUGHT += [
+    "transport stream",
+    "matroska in milliseconds",
+    "fragmented",
+    "avi",
+    "asf",
+    "raw",
+    "one frame",
+]
 
 
 @pytest.mark.parametrize(
     ("name", "decoder"),
-    [*((name, "pyav") for name in SOUGHT), *(pytest.param(name, "decord", marks=needs_decord) for name in SOUGHT[:3])],
+    [
+        *((name, "pyav") for name in SOUGHT),
+        *(pytest.param(name, "decord", marks=needs_decord) for name in SOUGHT[:3]),
+    ],
 )
 def test_reading_from_a_later_time_begins_with_the_frame_shown_then(name, decoder, make_clip):
     with open_source(make_clip(name), decoder) as source:
@@ -148,8 +171,15 @@ def test_a_path_that_is_no_video_is_refused_in_one_line(make_clip, tmp_path):
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
         frame.sample_rate = 8000
         output.mux([*stream.encode(frame), *stream.encode(None)])
-    for path in [*sorted(tmp_path.iterdir()), tmp_path, tmp_path / "no.mp4", tmp_path / "no" / "no.mp4"]:
-        with pytest.raises(SourceNotFound if "no" in (path.stem, path.parent.name) else SourceUnreadable) as caught:
+    for path in [
+        *sorted(tmp_path.iterdir()),
+        tmp_path,
+        tmp_path / "no.mp4",
+        tmp_path / "no" / "no.mp4",
+    ]:
+        with pytest.raises(
+            SourceNotFound if "no" in (path.stem, path.parent.name) else SourceUnreadable
+        ) as caught:
             open_source(path)
         assert path.name in caught.value.message
         assert "\n" not in caught.value.message
@@ -165,9 +195,13 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(tmp_path_factory.mktemp("part") / "clip.mp4", 12)
 
 
-@pytest.mark.parametrize(("start_s", "duration_s"), [(0.0, None), (4.0, 3.0), (4.0, None), (11.0, 9.0), (0.0, 5.0)])
+@pytest.mark.parametrize(
+    ("start_s", "duration_s"), [(0.0, None), (4.0, 3.0), (4.0, None), (11.0, 9.0), (0.0, 5.0)]
+)
 @pytest.mark.parametrize("first", [0, 1])
-def test_its_steps_are_those_of_the_whole(clip: Path, start_s: float, duration_s: float | None, first: int) -> None:
+def test_its_steps_are_those_of_the_whole(
+    clip: Path, start_s: float, duration_s: float | None, first: int
+) -> None:
     with open_source(clip) as whole:
         steps = list(read_steps(whole, 2.0, 2))
         end = len(steps) if duration_s is None else round(start_s + duration_s)
@@ -194,9 +228,14 @@ def test_parts_are_other_sources_and_an_impossible_one_is_refused(clip: Path) ->
             SourceSlice(whole, 1.0)
 
 
-def test_a_kind_of_source_of_another_package_is_opened_by_its_entry_point(clip: Path, monkeypatch) -> None:
+def test_a_kind_of_source_of_another_package_is_opened_by_its_entry_point(
+    clip: Path, monkeypatch
+) -> None:
     point = EntryPoint("vault", "tests.video.test_sources:open_vault", "protokv.sources")
-    monkeypatch.setattr("protokv.video.registry.entry_points", lambda group: EntryPoints([point]).select(group=group))
+    monkeypatch.setattr(
+        "protokv.video.registry.entry_points",
+        lambda group: EntryPoints([point]).select(group=group),
+    )
     with open_source(f"vault://{clip}", max_pixels=4096 * 2160) as source:
         assert source.info.duration_s == 12.0
 
@@ -207,12 +246,16 @@ def open_vault(address: str, max_pixels: int | None) -> Source:
 
 
 @pytest.mark.parametrize("name", ["late start", "avi"])
-def test_a_step_that_is_not_found_again_leads_to_a_reading_from_the_beginning(name, make_clip, monkeypatch):
+def test_a_step_that_is_not_found_again_leads_to_a_reading_from_the_beginning(
+    name, make_clip, monkeypatch
+):
     asked = []
     with open_source(make_clip(name)) as source:
         whole = list(read_steps(source, 5.0, 1))
         real = source._read
-        monkeypatch.setattr(source, "_read", lambda wanted: (asked.append(wanted.from_beginning), real(wanted))[1])
+        monkeypatch.setattr(
+            source, "_read", lambda wanted: (asked.append(wanted.from_beginning), real(wanted))[1]
+        )
         for mark, readings in ((whole[3].mark, [False]), (whole[3].mark ^ 1, [False, True])):
             asked.clear()
             rest = list(read_steps(source, 5.0, 1, 4, mark=mark))

@@ -39,9 +39,16 @@ def piped(data: bytes) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["transport stream", "matroska in milliseconds", "fragmented"])
 def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(name, make_clip):
     path = make_clip(name)
-    with piped(path.read_bytes()) as address, open_source(path) as file, open_source(address) as pipe:
+    with (
+        piped(path.read_bytes()) as address,
+        open_source(path) as file,
+        open_source(address) as pipe,
+    ):
         assert (pipe.info.seekable, pipe.info.name) == (False, "stdin")
-        found = [[(round(one.time_s, 6), number_in(one.image)) for one in source.frames()] for source in (file, pipe)]
+        found = [
+            [(round(one.time_s, 6), number_in(one.image)) for one in source.frames()]
+            for source in (file, pipe)
+        ]
         assert pipe.damage.ok
     assert found[0] == found[1]
 
@@ -60,7 +67,10 @@ def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip):
 
 def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(tmp_path):
     path = write(Clip(STEADY, codec="rawvideo"), tmp_path / "x.mov")
-    with piped(path.read_bytes()) as address, pytest.raises(SourceUnreadable, match="index") as caught:
+    with (
+        piped(path.read_bytes()) as address,
+        pytest.raises(SourceUnreadable, match="index") as caught,
+    ):
         open_source(address)
     assert "frag_keyframe" in caught.value.hint
 
@@ -70,15 +80,22 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:/dev/null\n#EXT-
 
 @pytest.mark.parametrize("data", [b"", b"no video at all " * 500, b"\x00" * 4096, PLAYLIST])
 def test_a_pipe_without_a_video_is_refused(data):
-    with piped(data) as address, pytest.raises(SourceUnreadable, match="not a video" if data else "nothing came"):
+    with (
+        piped(data) as address,
+        pytest.raises(SourceUnreadable, match="not a video" if data else "nothing came"),
+    ):
         open_source(address)
 
 
 def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path):
     parts = [
-        write(Clip(STEADY, suffix="ts", width=w, height=h), tmp_path / f"{w}.ts") for w, h in [(128, 96), (64, 48)]
+        write(Clip(STEADY, suffix="ts", width=w, height=h), tmp_path / f"{w}.ts")
+        for w, h in [(128, 96), (64, 48)]
     ]
-    with piped(b"".join(part.read_bytes() for part in parts)) as address, AVSource(address) as source:
+    with (
+        piped(b"".join(part.read_bytes() for part in parts)) as address,
+        AVSource(address) as source,
+    ):
         frames = list(source.frames())
     assert {frame.image.shape for frame in frames} == {(96, 128, 3)}
     assert [number_in(frame.image) for frame in frames] == 2 * list(range(61))
@@ -94,7 +111,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @contextmanager
 def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
     """Serve a folder on loopback; give its address."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: handler(*a, directory=str(folder))) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *a: handler(*a, directory=str(folder))
+    ) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
@@ -117,13 +136,17 @@ def test_a_video_on_a_web_server_is_read_like_a_file(make_clip):
 def test_a_missing_address_is_not_found_and_its_error_has_no_secret(tmp_path):
     with served(tmp_path) as address, pytest.raises(SourceNotFound) as caught:
         AVSource(address.replace("//", "//user:s3cret@") + "/no.mp4?token=s3cret")
-    assert "s3cret" not in caught.value.message + str(caught.value.__cause__) + str(caught.value.__context__ and "")
+    assert "s3cret" not in caught.value.message + str(caught.value.__cause__) + str(
+        caught.value.__context__ and ""
+    )
     assert caught.value.__suppress_context__
 
 
 def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart():
     # FFmpeg says "Input/output error", which would be tried again for ever.
-    with pytest.raises(SourceNotFound, match=r"nothing answers at rtsp://no\.invalid/x: its host is not known"):
+    with pytest.raises(
+        SourceNotFound, match=r"nothing answers at rtsp://no\.invalid/x: its host is not known"
+    ):
         AVSource("rtsp://u:s3cret@no.invalid/x")
     with pytest.raises(
         SourceNotFound, match=r"nothing answers at rtsp://127\.0\.0\.1:9/x: Connection refused"
@@ -153,7 +176,9 @@ def test_a_missing_screen_or_a_device_of_another_system_is_named(source, error, 
     assert hint in caught.value.hint
 
 
-def test_frames_after_a_loss_have_the_size_of_those_before_and_too_large_ones_are_refused(make_clip):
+def test_frames_after_a_loss_have_the_size_of_those_before_and_too_large_ones_are_refused(
+    make_clip,
+):
     data = make_clip("transport stream").read_bytes()
     with piped(data) as address, AVSource(address, size=(32, 48)) as source:
         assert next(source.frames()).image.shape == (48, 32, 3)

@@ -1,4 +1,6 @@
-"""Times of files and pipes alike: raw streams, joins, long pauses, and one origin for pictures and text tracks."""
+"""Times of files and pipes alike: raw streams, joins, long pauses, and one origin for pictures and
+text tracks.
+"""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -17,14 +19,22 @@ from tests.words.subtitled import write_subtitled
 
 
 def read_both(path: Path) -> Iterator[tuple[list[float], list[int], Source]]:
-    """Read a file, and the same bytes from a pipe: times and numbers of the frames, and the source."""
-    with piped(path.read_bytes()) as address, open_source(path) as file, open_source(address) as pipe:
+    """Read a file, and the same bytes from a pipe: times and numbers of the frames, and the
+    source.
+    """
+    with (
+        piped(path.read_bytes()) as address,
+        open_source(path) as file,
+        open_source(address) as pipe,
+    ):
         for source in (file, pipe):
             frames = list(source.frames())
             yield [one.time_s for one in frames], [number_in(one.image) for one in frames], source
 
 
-@pytest.mark.parametrize(("codec", "rate"), [("libx264", 8), ("libx264", 50), ("libx265", 25), ("mjpeg", 25)])
+@pytest.mark.parametrize(
+    ("codec", "rate"), [("libx264", 8), ("libx264", 50), ("libx265", 25), ("mjpeg", 25)]
+)
 def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp_path):
     form = {"libx264": "h264", "libx265": "hevc"}.get(codec, codec)
     options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
@@ -35,21 +45,31 @@ def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp
         assert times == pytest.approx([i / rate for i in range(40)])
         assert source.info.rate_fps == pytest.approx(rate)
         assert source.damage.ok
-        assert codec == "mjpeg" or source.notes == (f"it has no times: {rate} frames a second are assumed",)
+        assert codec == "mjpeg" or source.notes == (
+            f"it has no times: {rate} frames a second are assumed",
+        )
 
 
 @pytest.mark.parametrize(
-    ("suffix", "parts", "audio_s"), [("ts", 2, 0.0), ("ts", 3, 0.0), ("ts", 3, 2.44), ("mkv", 2, 0.0)]
+    ("suffix", "parts", "audio_s"),
+    [("ts", 2, 0.0), ("ts", 3, 0.0), ("ts", 3, 2.44), ("mkv", 2, 0.0)],
 )
-def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(suffix, parts, audio_s, tmp_path):
+def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(
+    suffix, parts, audio_s, tmp_path
+):
     path = write(Clip(STEADY, suffix=suffix, audio_s=audio_s), tmp_path / f"a.{suffix}")
     joined = tmp_path / f"b.{suffix}"
     joined.write_bytes(path.read_bytes() * parts)
     for times, numbers, source in read_both(joined):
         assert numbers == list(range(61)) * parts
-        assert [b - a for a, b in pairwise(times)] == pytest.approx([0.04] * (61 * parts - 1), abs=2e-3)
+        assert [b - a for a, b in pairwise(times)] == pytest.approx(
+            [0.04] * (61 * parts - 1), abs=2e-3
+        )
         assert source.damage.ok
-        assert [f"at {times[61 * part]:.2f} s another" in source.notes[part - 1] for part in range(1, parts)]
+        assert [
+            f"at {times[61 * part]:.2f} s another" in source.notes[part - 1]
+            for part in range(1, parts)
+        ]
     # A later reading gives the same frames.
     with open_source(joined) as source:
         found = [(frame.time_s, number_in(frame.image)) for frame in source.frames(times[61 + 30])]
@@ -78,9 +98,15 @@ def test_a_long_pause_stays_as_it_is(name, suffix, tmp_path):
 
 def test_hidden_frames_of_vp9_are_not_awaited(tmp_path):
     """Encoders on chips put them into packets of their own, with times of their own."""
-    path = write(Clip(STEADY, suffix="webm", codec="libvpx-vp9", options={"cpu-used": "8"}), tmp_path / "a.webm")
+    path = write(
+        Clip(STEADY, suffix="webm", codec="libvpx-vp9", options={"cpu-used": "8"}),
+        tmp_path / "a.webm",
+    )
     target = tmp_path / "b.webm"
-    with av.open(str(path)) as original, av.open(str(target), "w", options={"fflags": "-autobsf"}) as copy:
+    with (
+        av.open(str(path)) as original,
+        av.open(str(target), "w", options={"fflags": "-autobsf"}) as copy,
+    ):
         stream = original.streams.video[0]
         out: Any = copy.add_stream_from_template(stream)
         for number, packet in enumerate(one for one in original.demux(stream) if one.size):
@@ -101,8 +127,13 @@ def test_hidden_frames_of_vp9_are_not_awaited(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
 def test_pictures_that_begin_late_begin_late_and_words_keep_their_distance(suffix, tmp_path):
-    """As in players, stream time begins with the sound; a file of words beside the video counts from there."""
-    path = write(Clip([5000 + 40 * i for i in range(50)], suffix=suffix, audio_s=7.0), tmp_path / f"x.{suffix}")
+    """As in players, stream time begins with the sound; a file of words beside the video counts
+    from there.
+    """
+    path = write(
+        Clip([5000 + 40 * i for i in range(50)], suffix=suffix, audio_s=7.0),
+        tmp_path / f"x.{suffix}",
+    )
     with open_source(path) as source:
         # Encoders of sound begin up to 0.13 s early.
         first, *_, last = (frame.time_s for frame in source.frames())
@@ -112,15 +143,24 @@ def test_pictures_that_begin_late_begin_late_and_words_keep_their_distance(suffi
         assert next(source.frames(5.5)).time_s == pytest.approx(5.5, abs=0.05)
 
 
-SAID = [(0.4, 1.2, "x < y"), (2.0, 3.5, "two\\Nrows {\\i1}here{\\i0}"), (4.0, 5.0, "{\\p1}m 0 0 l 1 1{\\p0}")]
+SAID = [
+    (0.4, 1.2, "x < y"),
+    (2.0, 3.5, "two\\Nrows {\\i1}here{\\i0}"),
+    (4.0, 5.0, "{\\p1}m 0 0 l 1 1{\\p0}"),
+]
 
 
 @pytest.mark.parametrize(
-    ("suffix", "codec", "late_ms"), [("mp4", "mov_text", 700), ("mkv", "ass", 3000), ("webm.mkv", "webvtt", 0)]
+    ("suffix", "codec", "late_ms"),
+    [("mp4", "mov_text", 700), ("mkv", "ass", 3000), ("webm.mkv", "webvtt", 0)],
 )
-def test_a_track_has_equal_lines_in_every_container(suffix: str, codec: str, late_ms: int, tmp_path: Path) -> None:
+def test_a_track_has_equal_lines_in_every_container(
+    suffix: str, codec: str, late_ms: int, tmp_path: Path
+) -> None:
     said = SAID if codec == "ass" else SAID[1:2]
-    path = write_subtitled(tmp_path / f"x.{suffix}", {"eng": said, "deu": said[:1]}, codec, late_ms=late_ms)
+    path = write_subtitled(
+        tmp_path / f"x.{suffix}", {"eng": said, "deu": said[:1]}, codec, late_ms=late_ms
+    )
     with open_source(path) as source, SourceSlice(open_source(path), 1.0) as part:
         assert source.texts == part.texts
         assert [one.language for one in source.texts] == ["eng", "deu"]
@@ -139,10 +179,15 @@ def test_a_track_has_equal_lines_in_every_container(suffix: str, codec: str, lat
         )
 
 
-def test_webvtt_of_mkvtoolnix_is_read_and_a_track_that_gives_no_line_says_so(tmp_path: Path) -> None:
+def test_webvtt_of_mkvtoolnix_is_read_and_a_track_that_gives_no_line_says_so(
+    tmp_path: Path,
+) -> None:
     path = write_subtitled(tmp_path / "x.mkv", {"eng": SAID[1:2]}, "webvtt")
-    # FFmpeg does not know this name, under which packets are bare text; names may end in bytes of 0.
-    path.write_bytes(path.read_bytes().replace(b"D_WEBVTT/SUBTITLES", b"S_TEXT/WEBVTT".ljust(18, b"\0")))
+    # FFmpeg does not know this name, under which packets are bare text; names may end in bytes of
+    # 0.
+    path.write_bytes(
+        path.read_bytes().replace(b"D_WEBVTT/SUBTITLES", b"S_TEXT/WEBVTT".ljust(18, b"\0"))
+    )
     with open_source(path) as source:
         assert [(one.codec, one.language) for one in source.texts] == [("webvtt", "eng")]
         (line,), lost, _ = source.lines(source.texts[0].number)

@@ -25,12 +25,21 @@ Said = Sequence[tuple[float, float, str]]
 
 
 def write_subtitled(
-    path: Path, tracks: dict[str, Said], codec: str = "subrip", *, seconds: int = 6, late_ms: int = 0
+    path: Path,
+    tracks: dict[str, Said],
+    codec: str = "subrip",
+    *,
+    seconds: int = 6,
+    late_ms: int = 0,
 ) -> Path:
-    """Write a clip of gray frames with a text track for each language; `late_ms` is the time stamp of its beginning."""
+    """Write a clip of gray frames with a text track for each language; `late_ms` is the time stamp
+    of its beginning.
+    """
     with av.open(str(path), "w") as output:
         video: Any = output.add_stream("libx264", rate=5)
-        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        video.width = 64
+        video.height = 48
+        video.pix_fmt = "yuv420p"
         video.time_base = video.codec_context.time_base = MS
         packets = []
         for language, said in tracks.items():
@@ -41,16 +50,21 @@ def write_subtitled(
             for n, (start_s, end_s, words) in enumerate(said):
                 ass = f"{n},0,Default,,0,0,0,,{words}".encode()
                 long_ms = round(1000 * (end_s - start_s))
-                packet = text.codec_context.encode_subtitle(SubtitleSet.create(ass, 0, long_ms, 0, 1))
-                packet.stream, packet.time_base, packet.duration = text, MS, long_ms
+                packet = text.codec_context.encode_subtitle(
+                    SubtitleSet.create(ass, 0, long_ms, 0, 1)
+                )
+                packet.stream = text
+                packet.time_base = MS
+                packet.duration = long_ms
                 packet.pts = packet.dts = late_ms + round(1000 * start_s)
                 packets.append(packet)
         packets.sort(key=lambda packet: packet.pts, reverse=True)
         for n in range(5 * seconds):
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 8 * n, np.uint8), "rgb24").reformat(
-                format="yuv420p"
-            )
-            frame.pts, frame.time_base = late_ms + 200 * n, MS
+            frame = av.VideoFrame.from_ndarray(
+                np.full((48, 64, 3), 8 * n, np.uint8), "rgb24"
+            ).reformat(format="yuv420p")
+            frame.pts = late_ms + 200 * n
+            frame.time_base = MS
             while packets and packets[-1].pts <= frame.pts:
                 output.mux(packets.pop())
             output.mux(video.encode(frame))

@@ -1,4 +1,6 @@
-"""Markup and notes become plain text, said once; every cue is in one step, where its middle or its words are."""
+"""Markup and notes become plain text, said once; every cue is in one step, where its middle or its
+words are.
+"""
 
 from itertools import pairwise
 
@@ -15,7 +17,8 @@ times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
 
 @st.composite
 def cues(draw: st.DrawFn) -> Cue:
-    start_s, length_s = draw(times), draw(st.integers(0, 50)) / 10
+    start_s = draw(times)
+    length_s = draw(st.integers(0, 50)) / 10
     said = draw(st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4))
     starts = sorted(draw(st.lists(st.integers(0, 50), min_size=len(said), max_size=len(said))))
     words = tuple((start_s + at / 10, word) for at, word in zip(starts, said, strict=True))
@@ -25,17 +28,22 @@ def cues(draw: st.DrawFn) -> Cue:
 def literal(cue: Cue, start_s: float, end_s: float) -> str:
     """What of one cue belongs to a step, by the definition."""
     said = cue.words or (((cue.start_s + cue.end_s) / 2, cue.text),)
-    return " ".join(word for time_s, word in said if (start_s <= time_s or start_s == 0) and time_s < end_s)
+    return " ".join(
+        word for time_s, word in said if (start_s <= time_s or start_s == 0) and time_s < end_s
+    )
 
 
 @given(st.lists(cues(), max_size=12), st.lists(st.integers(1, 99), max_size=9, unique=True))
-def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found: list[Cue], cuts: list[int]) -> None:
+def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(
+    found: list[Cue], cuts: list[int]
+) -> None:
     track = Subtitles(found)
     edges = [0.0, *(cut / 2 for cut in sorted(cuts)), 60.0]
     given_texts = [track.between(start_s, end_s) for start_s, end_s in pairwise(edges)]
     in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
     assert given_texts == [
-        [text for cue in in_order if (text := literal(cue, start_s, end_s))] for start_s, end_s in pairwise(edges)
+        [text for cue in in_order if (text := literal(cue, start_s, end_s))]
+        for start_s, end_s in pairwise(edges)
     ]
     said = sorted(word for texts in given_texts for text in texts for word in text.split())
     assert said == sorted(word for cue in found for word in cue.text.split())
@@ -81,7 +89,11 @@ def test_captions_that_roll_up_are_said_once_with_the_times_of_their_words() -> 
     rolling = [
         SubtitleLine(0.1, 2.5, " \nso<00:00:00.300><c> today</c><00:00:00.560><c> we</c>"),
         SubtitleLine(2.5, 2.51, "so today we\n "),
-        SubtitleLine(2.51, 5.0, "so today we\ntalk<00:00:02.600><c> of</c><00:01:03.000><c> sta</c><00:01:04.000>rs"),
+        SubtitleLine(
+            2.51,
+            5.0,
+            "so today we\ntalk<00:00:02.600><c> of</c><00:01:03.000><c> sta</c><00:01:04.000>rs",
+        ),
         SubtitleLine(5.0, 5.01, "talk of stars\n "),
         SubtitleLine(5.01, 7.0, "talk of stars\n[Music]"),
         SubtitleLine(7.5, 8.0, "talk of stars"),

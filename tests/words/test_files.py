@@ -1,4 +1,6 @@
-"""Files of subtitles as people and programs write them: every line with its times, in any encoding, within bounds."""
+"""Files of subtitles as people and programs write them: every line with its times, in any encoding,
+within bounds.
+"""
 
 from pathlib import Path
 
@@ -10,8 +12,12 @@ from protokv.words import files
 from protokv.words.files import read_subtitles
 
 SPOKEN = "Schöne Grüße für die Gäste, ließ sie später hören."
-SRT = f"1\n00:00:01,000 --> 00:00:02,500\n{SPOKEN}\n\n2\n00:00:03,000 --> 00:00:04,000\nThe answer\n42\n"
-ONE, TWO = SubtitleLine(1.0, 2.0, "one"), SubtitleLine(3.0, 4.0, "two")
+SRT = (
+    f"1\n00:00:01,000 --> 00:00:02,500\n{SPOKEN}\n\n2\n00:00:03,000 --> 00:00:04,000\nThe "
+    "answer\n42\n"
+)
+ONE = SubtitleLine(1.0, 2.0, "one")
+TWO = SubtitleLine(3.0, 4.0, "two")
 DIALOGUE = "[Events]\nFormat: {}\nDialogue: {}\nDialogue: {}\nComment: {}\n"
 
 
@@ -26,7 +32,10 @@ def read(tmp_path: Path, text: str, suffix: str = "srt") -> list[SubtitleLine]:
 @pytest.mark.parametrize(
     ("encoding", "spoken"),
     [
-        *((encoding, SPOKEN) for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "cp1252")),
+        *(
+            (encoding, SPOKEN)
+            for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "cp1252")
+        ),
         ("cp1252", "Ça va très bien, mon frère, déjà là."),
         ("cp1250", "Zażółć gęślą jaźń, dziękuję, że jesteś tu."),
         ("cp1250", "Köszönöm, egy kicsit később jövünk, szőke hölgy."),
@@ -34,10 +43,16 @@ def read(tmp_path: Path, text: str, suffix: str = "srt") -> list[SubtitleLine]:
         ("cp932", "こんにちは、元気ですか"),
     ],
 )
-def test_a_file_is_read_in_its_encoding_and_a_guess_is_said(encoding: str, spoken: str, tmp_path: Path) -> None:
+def test_a_file_is_read_in_its_encoding_and_a_guess_is_said(
+    encoding: str, spoken: str, tmp_path: Path
+) -> None:
     path = tmp_path / "x.srt"
     path.write_bytes(SRT.replace(SPOKEN, spoken).encode(encoding))
-    guess = "" if encoding in ("utf-8", "utf-8-sig", "utf-16") else f"read as {encoding}, which is a guess"
+    guess = (
+        ""
+        if encoding in ("utf-8", "utf-8-sig", "utf-16")
+        else f"read as {encoding}, which is a guess"
+    )
     assert read_subtitles(path) == (
         (SubtitleLine(1.0, 2.5, spoken), SubtitleLine(3.0, 4.0, "The answer\n42")),
         "",
@@ -52,17 +67,40 @@ def test_a_byte_that_is_no_utf_8_costs_its_character_alone(tmp_path: Path) -> No
     assert read_subtitles(path) == (lines, "", "UTF-8 but for 1 character")
 
 
-ASS_ROWS = [f"0,0:00:0{n}.0,0:00:0{n + 1}.0,,,0,0,0,,{text}" for n, text in ((1, "o{\\i1}ne"), (3, "two"), (5, "no"))]
-MINIMAL_ROWS = ["0:00:01.00,0:00:02.00,0,one", "0:00:03.00,0:00:04.00,0,two", "0:00:05.00,0:00:06.00,0,no"]
+ASS_ROWS = [
+    f"0,0:00:0{n}.0,0:00:0{n + 1}.0,,,0,0,0,,{text}"
+    for n, text in ((1, "o{\\i1}ne"), (3, "two"), (5, "no"))
+]
+MINIMAL_ROWS = [
+    "0:00:01.00,0:00:02.00,0,one",
+    "0:00:03.00,0:00:04.00,0,two",
+    "0:00:05.00,0:00:06.00,0,no",
+]
 TEXTS = {
-    "no blank row": "1\n00:00:01,000 --> 00:00:02,000\none\n2\n00:00:03,000 --> 00:00:04,000\ntwo\n",
+    "no blank row": (
+        "1\n00:00:01,000 --> 00:00:02,000\none\n2\n00:00:03,000 --> 00:00:04,000\ntwo\n"
+    ),
     "bare CR": "1\r00:00:01,000 --> 00:00:02,000\rone\r\r2\r00:00:03,000 --> 00:00:04,000\rtwo",
-    "two CR": "1\r\r\n00:00:01,000 --> 00:00:02,000\r\r\none\r\r\n\r\r\n2\r\r\n0:00:03,000 --> 0:00:04,000\r\r\ntwo",
-    "bytes of 0": "\0\0001\n\00000:00:01,000 --> 00:00:02,000\0\none\0\n\n00:00:03,000 --> 00:00:04,000\ntwo\n\0\0\0\0",
-    "other arrows": "1\n00:00:01,000 -> 00:00:02,000\none\n\n2\n00:00:03,000 -- > 00:00:04,000\ntwo",
+    "two CR": (
+        "1\r\r\n00:00:01,000 --> 00:00:02,000\r\r\none\r\r\n\r\r\n2\r\r\n0:00:03,000 --> "
+        "0:00:04,000\r\r\ntwo"
+    ),
+    "bytes of 0": (
+        "\0\0001\n\00000:00:01,000 --> 00:00:02,000\0\none\0\n\n00:00:03,000 --> "
+        "00:00:04,000\ntwo\n\0\0\0\0"
+    ),
+    "other arrows": (
+        "1\n00:00:01,000 -> 00:00:02,000\none\n\n2\n00:00:03,000 -- > 00:00:04,000\ntwo"
+    ),
     "short times": "0:00:01 --> 0:00:02\n{\\an8}one\n\n00:00:03.0 --> 00:00:04.00000\ntwo",
-    "by hand": "\n WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n",
-    "WebVTT": "WEBVTT - x\nKind: y\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> 00:00:04.000\ntwo",
+    "by hand": (
+        "\n WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 "
+        "line:0\ntwo\n"
+    ),
+    "WebVTT": (
+        "WEBVTT - x\nKind: y\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> "
+        "00:00:04.000\ntwo"
+    ),
     "ASS of any order": DIALOGUE.format("Start, End, Layer, Text", *MINIMAL_ROWS),
     "ASS": DIALOGUE.format(files._ASS_FIELDS, *ASS_ROWS),
 }
@@ -75,24 +113,46 @@ def test_every_line_is_read_however_it_is_written(text: str, tmp_path: Path) -> 
 
 def test_words_keep_their_times_and_a_line_without_an_end_stays_a_while(tmp_path: Path) -> None:
     spoken = "so<00:00:00.300><c> today</c><00:00:00.560><c> we</c>"
-    text = f"WEBVTT\n\n00:00.100 --> 00:02.500\n \n{spoken}\n\n00:03.000 --> 00:03.000\n<v Mara>x, y\n"
-    assert read(tmp_path, text, "vtt") == [SubtitleLine(0.1, 2.5, spoken), SubtitleLine(3.0, 6.0, "<v Mara>x, y")]
+    text = (
+        f"WEBVTT\n\n00:00.100 --> 00:02.500\n \n{spoken}\n\n00:03.000 --> 00:03.000\n<v Mara>x, y\n"
+    )
+    assert read(tmp_path, text, "vtt") == [
+        SubtitleLine(0.1, 2.5, spoken),
+        SubtitleLine(3.0, 6.0, "<v Mara>x, y"),
+    ]
     drawn = "0,0:00:01.00,0:00:02.00,,,0,0,0,,two\\Nrows{\\p1}m 0 0 l 1 1{\\p0}, here"
-    assert read(tmp_path, DIALOGUE.format(files._ASS_FIELDS, drawn, drawn.replace("two", "{\\p1}"), drawn), "ass") == [
+    assert read(
+        tmp_path,
+        DIALOGUE.format(files._ASS_FIELDS, drawn, drawn.replace("two", "{\\p1}"), drawn),
+        "ass",
+    ) == [
         SubtitleLine(1.0, 2.0, "two\nrows, here"),
         SubtitleLine(1.0, 2.0, ", here"),
     ]
 
 
 def test_rows_made_to_do_harm_take_no_quadratic_time(tmp_path: Path) -> None:
-    for row in ("-" * 200_000, "1" + " " * 200_000, "- " * 100_000, "1 " + "-" * 200_000, "\r" * 200_000):
+    for row in (
+        "-" * 200_000,
+        "1" + " " * 200_000,
+        "- " * 100_000,
+        "1 " + "-" * 200_000,
+        "\r" * 200_000,
+    ):
         (tmp_path / "x.srt").write_text(row)
         with pytest.raises(SourceUnreadable):
             read_subtitles(tmp_path / "x.srt")  # else minutes
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0\1\2" * 999, b"#EXTM3U\nhttp://there/x.vtt\n", b"<html>no</html>", b"WEBVTT\n\n9 --> 10\nx\n"]
+    "data",
+    [
+        b"",
+        b"\0\1\2" * 999,
+        b"#EXTM3U\nhttp://there/x.vtt\n",
+        b"<html>no</html>",
+        b"WEBVTT\n\n9 --> 10\nx\n",
+    ],
 )
 def test_what_holds_no_line_is_one_error(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.vtt").write_bytes(data)
@@ -104,9 +164,21 @@ def test_what_holds_no_line_is_one_error(data: bytes, tmp_path: Path) -> None:
     ("text", "n", "lost"),
     [
         ("WEBVTT\n\nNOTE nobody speaks\n", 0, ""),
-        ("WEBVTT\n00:01.000 --> 00:02.000\none\n\n00:03.000 --> later\ntwo\n\nx 4 --> 5\n3", 1, "the times of 2 lines"),
-        (DIALOGUE.format("Start, End, Text", "0:00:01,0:00:02,one", "0:00:03,soon,two", "x"), 1, "the times of 1 line"),
-        ("WEBVTT\n\n" + "".join(f"00:0{n}.000 --> 00:09.000\na{n}\n\n" for n in range(9)), 5, "only the first 5 lines"),
+        (
+            "WEBVTT\n00:01.000 --> 00:02.000\none\n\n00:03.000 --> later\ntwo\n\nx 4 --> 5\n3",
+            1,
+            "the times of 2 lines",
+        ),
+        (
+            DIALOGUE.format("Start, End, Text", "0:00:01,0:00:02,one", "0:00:03,soon,two", "x"),
+            1,
+            "the times of 1 line",
+        ),
+        (
+            "WEBVTT\n\n" + "".join(f"00:0{n}.000 --> 00:09.000\na{n}\n\n" for n in range(9)),
+            5,
+            "only the first 5 lines",
+        ),
         ("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000, 1, "only its first"),
     ],
 )

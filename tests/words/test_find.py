@@ -1,4 +1,6 @@
-"""Which subtitles an ingest takes, what the state keeps of them, and what it does if they are bad or change."""
+"""Which subtitles an ingest takes, what the state keeps of them, and what it does if they are bad
+or change.
+"""
 
 from itertools import count
 from pathlib import Path
@@ -40,7 +42,9 @@ def watch(
 ) -> dict[type, IngestEvent]:
     state = state or Path(source).with_suffix(".safetensors")
     options = {"backbone": MockBackbone(), "subtitles": subtitles, **options}
-    return {type(event): event for event in ingest_events(source, state, CONFIGS["durable"], **options)}
+    return {
+        type(event): event for event in ingest_events(source, state, CONFIGS["durable"], **options)
+    }
 
 
 def found(video: Path, choice: str = "auto") -> str | None:
@@ -49,15 +53,30 @@ def found(video: Path, choice: str = "auto") -> str | None:
     return words.between(0, 9)[0] if words.record else None
 
 
-def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_english_before_others(video: Path) -> None:
+def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_english_before_others(
+    video: Path,
+) -> None:
     assert found(video) == found(video, "en") == found(video, "deu") == "a track"
-    for name in ("talk.de.vtt", "talk.en.srt", "talk.srt", "talks.srt", "talk.part2.srt", "other.ASS"):
+    for name in (
+        "talk.de.vtt",
+        "talk.en.srt",
+        "talk.srt",
+        "talks.srt",
+        "talk.part2.srt",
+        "other.ASS",
+    ):
         text = ("WEBVTT\n\n" if ".vtt" in name else "") + SRT.format(name).replace(",", ".")
         video.with_name(name).write_text(text)
         if name == "talk.de.vtt":
             assert found(video) == name
     others = video.with_name("talks.srt")
-    choices = {"auto": "talk.srt", "en-GB": "talk.en.srt", "en_US": "talk.en.srt", "ger": "talk.de.vtt", "off": None}
+    choices = {
+        "auto": "talk.srt",
+        "en-GB": "talk.en.srt",
+        "en_US": "talk.en.srt",
+        "ger": "talk.de.vtt",
+        "off": None,
+    }
     assert {choice: found(video, choice) for choice in choices} == choices
     assert found(video, str(others)) == others.name
     with pytest.raises(SourceNotFound, match="no subtitles in fr") as caught:
@@ -70,20 +89,29 @@ def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_eng
 @pytest.mark.parametrize(
     ("names", "meant"),
     [
-        (("en.forced", "en"), "en"), (("en.sdh", "de", "en.default"), "en.default"), (("forced", "fr"), "fr"),
-        (("pt_BR", "es-419"), "es-419"), (("eng.cc", "bak", "orig", "part2"), "eng.cc"), (("default", "en"), "default"),
+        (("en.forced", "en"), "en"),
+        (("en.sdh", "de", "en.default"), "en.default"),
+        (("forced", "fr"), "fr"),
+        (("pt_BR", "es-419"), "es-419"),
+        (("eng.cc", "bak", "orig", "part2"), "eng.cc"),
+        (("default", "en"), "default"),
         # The track in the container has all that is said.
-        (("bak", "new", "mkv"), "a track"), (("en.forced",), "a track"),
+        (("bak", "new", "mkv"), "a track"),
+        (("en.forced",), "a track"),
     ],
-)  # fmt: skip
-def test_full_subtitles_come_first_and_a_backup_is_no_language(names: tuple[str, ...], meant: str, video: Path) -> None:
+)
+def test_full_subtitles_come_first_and_a_backup_is_no_language(
+    names: tuple[str, ...], meant: str, video: Path
+) -> None:
     for name in names:
         video.with_suffix(f".{name}.srt").write_text(SRT.format(name))
     assert found(video) == meant
     assert found(video, str(video.with_suffix(f".{names[0]}.srt"))) == names[0]
 
 
-def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
+def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(
+    video: Path, tmp_path: Path
+) -> None:
     state = video.with_suffix(".safetensors")
     assert watch(video)[IngestStarted].words == "text track 1 (ger)"
     assert StateReader.open(state).header.source["words"]["kind"] == "track"
@@ -116,7 +144,9 @@ def test_a_guess_at_an_encoding_is_said_with_the_name(video: Path, tmp_path: Pat
         (SRT.replace(" -->", "; -->").encode(), "holds no subtitles"),
     ],
 )
-def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: bytes, why: str, video: Path) -> None:
+def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(
+    content: bytes, why: str, video: Path
+) -> None:
     video.with_suffix(".srt").write_bytes(content)
     for how in ("started", "finished"):
         events = watch(video)
@@ -132,7 +162,9 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: b
     assert same(bad.tensors, load_state(state).tensors)
 
 
-def test_a_run_in_parts_hears_what_a_whole_run_hears(video: Path, tiny: Backbone, tmp_path: Path) -> None:
+def test_a_run_in_parts_hears_what_a_whole_run_hears(
+    video: Path, tiny: Backbone, tmp_path: Path
+) -> None:
     whole, parts = (tmp_path / f"{name}.safetensors" for name in ("whole", "parts"))
     watch(video, "en", whole, backbone=tiny)
     asked = count()
@@ -142,12 +174,15 @@ def test_a_run_in_parts_hears_what_a_whole_run_hears(video: Path, tiny: Backbone
     assert parts.read_bytes() == whole.read_bytes()
     session = protokv.load(whole, tiny)
     assert [line.text for line in session.transcript.lines] == ["a track"]
-    in_use, report = int((session.tensors()["words.near.step"] >= 0).sum()), session.memory.report()
+    in_use = int((session.tensors()["words.near.step"] >= 0).sum())
+    report = session.memory.report()
     assert in_use == report["words_tokens_in_use"] > 0
     assert report["words_prototypes"] == 0, "in use, not room"
 
 
-def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: Backbone, tmp_path: Path) -> None:
+def test_a_state_without_words_takes_none_later_and_says_so(
+    video: Path, tiny: Backbone, tmp_path: Path
+) -> None:
     path = tmp_path / "state.safetensors"
     watch(video, "off", path, backbone=tiny)
     silent = path.read_bytes()
@@ -156,11 +191,20 @@ def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: B
         watch(longer, state=path, backbone=tiny, append=True)
     assert path.read_bytes() == silent
     # A stream has no words of its own, and may have those of a file.
-    with piped(longer.read_bytes()) as address, pytest.raises(SourceNotFound, match="no subtitles in en"):
+    with (
+        piped(longer.read_bytes()) as address,
+        pytest.raises(SourceNotFound, match="no subtitles in en"),
+    ):
         watch(address, "en", state=path, backbone=tiny, append=True)
     with piped(longer.read_bytes()) as address:
-        assert watch(address, state=path, backbone=tiny, append=True)[IngestSummary].words_lost == ""
+        assert (
+            watch(address, state=path, backbone=tiny, append=True)[IngestSummary].words_lost == ""
+        )
     longer.with_suffix(".srt").write_text(SRT.format("a file"))
     with piped(longer.read_bytes()) as address:
-        watch(address, str(longer.with_suffix(".srt")), tmp_path / "piped.safetensors", backbone=tiny)
-    assert [line.text for line in protokv.load(tmp_path / "piped.safetensors", tiny).transcript.lines] == ["a file"]
+        watch(
+            address, str(longer.with_suffix(".srt")), tmp_path / "piped.safetensors", backbone=tiny
+        )
+    assert [
+        line.text for line in protokv.load(tmp_path / "piped.safetensors", tiny).transcript.lines
+    ] == ["a file"]

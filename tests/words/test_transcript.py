@@ -1,4 +1,6 @@
-"""What was said is in the state: bounded, in order, plain; and a stream with words goes on as if it had not stopped."""
+"""What was said is in the state: bounded, in order, plain; and a stream with words goes on as if it
+had not stopped.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +42,9 @@ def state(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(MEMORIES))
-def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Backbone, tmp_path: Path) -> None:
+def test_every_memory_takes_words_and_goes_on_byte_for_byte(
+    name: str, tiny: Backbone, tmp_path: Path
+) -> None:
     config = MemoryConfig.of(name, budget=30, positions="stream").with_words(True)
     whole = watch(start(tiny, config), 0, 9)
     protokv.save(watch(start(tiny, config), 0, 4), tmp_path / "a.safetensors")
@@ -53,8 +57,15 @@ def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Bac
 
 def test_lines_have_the_times_of_their_steps_and_plain_text(state: Path, tiny: Backbone) -> None:
     lines = protokv.load(state, tiny).transcript.lines
-    assert [(line.step, line.start_s, line.end_s) for line in lines] == [(n, n, n + 1) for n in SAID]
-    assert [line.text for line in lines] == ["two three", "red star ? blue", "ring [31m", "last one"]
+    assert [(line.step, line.start_s, line.end_s) for line in lines] == [
+        (n, n, n + 1) for n in SAID
+    ]
+    assert [line.text for line in lines] == [
+        "two three",
+        "red star ? blue",
+        "ring [31m",
+        "last one",
+    ]
 
 
 def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
@@ -69,11 +80,15 @@ def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
         assert (found.floor() == step).all(), step
 
 
-def test_a_transcript_of_any_length_is_bounded(monkeypatch: pytest.MonkeyPatch, tiny: Backbone) -> None:
+def test_a_transcript_of_any_length_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, tiny: Backbone
+) -> None:
     monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", 80)
     session = watch(start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
     assert [line.step for line in session.transcript.lines] == [5, 7]
-    monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES + 40)
+    monkeypatch.setattr(
+        transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES + 40
+    )
     session.watch(random_frames(8), words=["two " * 9999])
     (line,) = session.transcript.lines
     assert (line.step, len(line.text)) == (8, transcript.MOST_TRANSCRIPT_LINE_BYTES)
@@ -81,9 +96,14 @@ def test_a_transcript_of_any_length_is_bounded(monkeypatch: pytest.MonkeyPatch, 
     assert transcript.Transcript.of({"transcript.lines": forged}).lines[0].text == "a [31mb"
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 9, b"[1,2.0,3.0,4]\n", b'[1,2.0,NaN,4,"x"]\n', b'["1",2.0,3.0,4,"x"]\n'])
-def test_a_hostile_transcript_is_refused_in_one_line(data: bytes, state: Path, tiny: Backbone, tmp_path: Path) -> None:
-    read, path = load_state(state), tmp_path / "hostile.safetensors"
+@pytest.mark.parametrize(
+    "data", [b"\xff" * 9, b"[1,2.0,3.0,4]\n", b'[1,2.0,NaN,4,"x"]\n', b'["1",2.0,3.0,4,"x"]\n']
+)
+def test_a_hostile_transcript_is_refused_in_one_line(
+    data: bytes, state: Path, tiny: Backbone, tmp_path: Path
+) -> None:
+    read = load_state(state)
+    path = tmp_path / "hostile.safetensors"
     lines = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     save_state(replace(read, tensors={**read.tensors, "transcript.lines": lines}), path)
     with pytest.raises(StateCorrupt, match=r"transcript\.") as caught:
@@ -92,9 +112,12 @@ def test_a_hostile_transcript_is_refused_in_one_line(data: bytes, state: Path, t
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"), [({"words": False}, "began without words"), ({"positions": "compact"}, "compact positions")]
+    ("settings", "said"),
+    [({"words": False}, "began without words"), ({"positions": "compact"}, "compact positions")],
 )
-def test_words_are_refused_where_the_memory_cannot_show_them(settings: Any, said: str, tiny: Backbone) -> None:
+def test_words_are_refused_where_the_memory_cannot_show_them(
+    settings: Any, said: str, tiny: Backbone
+) -> None:
     session = start(tiny, DurableConfig(**{"budget": 30, "words": True, **settings}))
     with pytest.raises(ConfigError, match=said):
         watch(session, 0, 2)

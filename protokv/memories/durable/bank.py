@@ -1,4 +1,6 @@
-"""`DurableBank`: the prototypes of `durable`, in one row each, so that a step reads and writes few tensors."""
+"""`DurableBank`: the prototypes of `durable`, in one row each, so that a step reads and writes few
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from protokv.memories.durable.quantized import (
 )
 
 MOST_PROTOTYPE_NUMBER: Final = 2_000_000_000
-"""The greatest mass, step and position of a prototype: int32 has it, even after a mean in float32."""
+"""The greatest mass, step and position of a prototype: int32 has it, even after a mean in
+float32.
+"""
 
 
 class DurableBank(PrototypeBank):
@@ -31,10 +35,14 @@ class DurableBank(PrototypeBank):
 
     def __init__(self, shape: MemoryShape, prototypes: int) -> None:
         super().__init__(shape, prototypes)
-        size, P, D = self.mass.shape, shape.position_components, shape.head_size
+        size = self.mass.shape
+        P = shape.position_components
+        D = shape.head_size
         rows = torch.zeros(*size, 2 + P, dtype=torch.int32, device=shape.device)
         rows[..., 1] = -1
-        self.mass, self.last_step, self.position = rows[..., 0], rows[..., 1], rows[..., 2:]
+        self.mass = rows[..., 0]
+        self.last_step = rows[..., 1]
+        self.position = rows[..., 2:]
         self.rows = rows.flatten(0, 2)
         self._make_centers((*size, 2 * D), shape)
 
@@ -42,7 +50,11 @@ class DurableBank(PrototypeBank):
     def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare a bank of K prototypes without places in the picture."""
         narrow = dict.fromkeys(("bank.mass", "bank.last_step", "bank.position"), torch.int32)
-        used = (one for one in super().declare(shape, prototypes) if one.name not in ("bank.mean", "bank.covariance"))
+        used = (
+            one
+            for one in super().declare(shape, prototypes)
+            if one.name not in ("bank.mean", "bank.covariance")
+        )
         return tuple(replace(one, dtype=narrow.get(one.name, one.dtype)) for one in used)
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
@@ -74,13 +86,17 @@ class DurableBank(PrototypeBank):
         return keys, values
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
-        """Replace the centres of prototypes `rows` `[m]`, given the masses `[m]`; return them as they are held."""
+        """Replace the centres of prototypes `rows` `[m]`, given the masses `[m]`; return them as
+        they are held.
+        """
         self._centers.index_copy_(0, rows, centers)
         return centers
 
 
 class QuantizedBank(DurableBank):
-    """A bank whose centres are quantized: whole numbers of powers of two, of which it has a float32's exponents."""
+    """A bank whose centres are quantized: whole numbers of powers of two, of which it has a
+    float32's exponents.
+    """
 
     key_codes: Tensor  # `[L, H, K, D]` int8
     key_exponents: Tensor  # `[L, H, K, D / g]` uint8
@@ -90,17 +106,23 @@ class QuantizedBank(DurableBank):
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare codes and exponents of K prototypes."""
-        slot, D = (LAYER, "kv_head", "prototype"), shape.head_size
-        size, parts = (shape.layers, shape.kv_heads, prototypes), D // count_features_per_scale(D)
+        slot = (LAYER, "kv_head", "prototype")
+        D = shape.head_size
+        size = (shape.layers, shape.kv_heads, prototypes)
+        parts = D // count_features_per_scale(D)
         found: list[TensorSpec] = []
         for kind, of_tokens in {"key": "keys, rotation removed", "value": "values"}.items():
-            codes, powers = (
-                f"centre of its {of_tokens}, in 8 bits",
-                f"powers of two that bank.{kind}_codes counts, plus 127",
-            )
+            codes = f"centre of its {of_tokens}, in 8 bits"
+            powers = f"powers of two that bank.{kind}_codes counts, plus 127"
             found += (
                 TensorSpec(f"bank.{kind}_codes", (*slot, "feature"), (*size, D), torch.int8, codes),
-                TensorSpec(f"bank.{kind}_exponents", (*slot, "feature_group"), (*size, parts), torch.uint8, powers),
+                TensorSpec(
+                    f"bank.{kind}_exponents",
+                    (*slot, "feature_group"),
+                    (*size, parts),
+                    torch.uint8,
+                    powers,
+                ),
             )
         return tuple(found)
 
@@ -108,15 +130,20 @@ class QuantizedBank(DurableBank):
         *slots, features = size
         self._together = count_features_per_scale(shape.head_size)
         codes = torch.zeros(size, dtype=torch.int8, device=shape.device)
-        exponents = torch.zeros(*slots, features // self._together, dtype=torch.uint8, device=shape.device)
+        exponents = torch.zeros(
+            *slots, features // self._together, dtype=torch.uint8, device=shape.device
+        )
         self.key_codes, self.value_codes = codes.chunk(2, -1)
         self.key_exponents, self.value_exponents = exponents.chunk(2, -1)
-        self._codes, self._exponents = codes.flatten(0, 2), exponents.flatten(0, 2)
+        self._codes = codes.flatten(0, 2)
+        self._exponents = exponents.flatten(0, 2)
         self._features = make_feature_dither(features, shape.device)
 
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""
-        return dequantize_vectors(self._codes.index_select(0, rows), self._exponents.index_select(0, rows))
+        return dequantize_vectors(
+            self._codes.index_select(0, rows), self._exponents.index_select(0, rows)
+        )
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Round centres and write them; return them as they were rounded."""

@@ -1,4 +1,6 @@
-"""`DurableMemory`: the default memory. A near window, and a bank under a merging rule (`durable.rule`)."""
+"""`DurableMemory`: the default memory. A near window, and a bank under a merging rule
+(`durable.rule`).
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,23 @@ from protokv.memories.durable.words import WordMemory
 
 
 class DurableMemory(PrototypeMemory):
-    """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge what is redundant."""
+    """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge
+    what is redundant.
+    """
 
     rule = DurableRule
 
     def __init__(
-        self, config: DurableConfig, shape: MemoryShape, rotary: Rotary, *, within: KVSlots | None = None
+        self,
+        config: DurableConfig,
+        shape: MemoryShape,
+        rotary: Rotary,
+        *,
+        within: KVSlots | None = None,
     ) -> None:
-        """Make an empty memory, whose slots are some of those of another one if `within` has them."""
+        """Make an empty memory, whose slots are some of those of another one if `within` has
+        them.
+        """
         self._within = within
         super().__init__(config, shape, rotary)
         self._words: WordMemory | None = None
@@ -53,18 +64,25 @@ class DurableMemory(PrototypeMemory):
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the tensors of every memory of this kind, and the same of words."""
         words = config.of_words()
-        return (*super().declare(config, shape), *(WordMemory.declare(cls.declare(words, shape)) if words else ()))
+        return (
+            *super().declare(config, shape),
+            *(WordMemory.declare(cls.declare(words, shape)) if words else ()),
+        )
 
     def parts(self) -> Sequence[StateTensors]:
         """Return the holders of these."""
         return super().parts() if self._words is None else (*super().parts(), self._words)
 
     def mark_repeats(self, step: StepKV) -> Tensor | None:
-        """Return which tokens repeat those of the step before; None in a shallow model. Words held apart do not."""
+        """Return which tokens repeat those of the step before; None in a shallow model. Words held
+        apart do not.
+        """
         if not RepeatWeights.acts(self._config, self._shape):
             return None
         words = 0 if self._words is None else step.words
-        repeats = find_repeats(self._near.newest(), step.tokens(slice(0, len(step.positions) - words)))
+        repeats = find_repeats(
+            self._near.newest(), step.tokens(slice(0, len(step.positions) - words))
+        )
         return torch.cat((repeats, repeats.new_zeros(words)))
 
     def append(self, step: StepKV) -> None:
@@ -72,7 +90,8 @@ class DurableMemory(PrototypeMemory):
         if self._words is None or not step.words:
             super().append(step)
             return
-        pictures, of_words = len(step.positions) - step.words, self._words.memory
+        pictures = len(step.positions) - step.words
+        of_words = self._words.memory
         # First what may be refused; then nothing has changed.
         words = of_words._sanitizer.admit(step.tokens(slice(pictures, None)))
         words = replace(words, step=of_words._near.last_step + 1)
@@ -82,7 +101,9 @@ class DurableMemory(PrototypeMemory):
         self._words.seen += step.words
 
     def report(self) -> dict[str, Any]:
-        """Return the report of pictures, how many words are held exactly, and their prototypes in use, at most."""
+        """Return the report of pictures, how many words are held exactly, and their prototypes in
+        use, at most.
+        """
         found = super().report()
         if self._words is not None:
             words = self._words.memory
@@ -117,9 +138,12 @@ class DurableMemory(PrototypeMemory):
             self._write_far()
 
     def context(self) -> Context:
-        """Return all slots. Far are, in this order, prototypes of pictures, those of words, and exact words."""
+        """Return all slots. Far are, in this order, prototypes of pictures, those of words, and
+        exact words.
+        """
         self.join()
-        slots, words = self._slots, None if self._words is None else self._words.memory
+        slots = self._slots
+        words = None if self._words is None else self._words.memory
 
         def anchors() -> Tensor:
             if words is None:

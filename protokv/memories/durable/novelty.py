@@ -1,23 +1,27 @@
-"""`NoveltyCounts`: which heads see almost only new tokens, and which of the newest and first these keep from merging.
+"""`NoveltyCounts`: which heads see almost only new tokens, and which of the newest and first these
+keep from merging.
 
-Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit: the rule would
-average tokens that have nothing in common, and lose the present without winning the past. So each head counts how many
-tokens of a step come again in the next one: where the squared distance to the nearest value of the next step is at most
-`SAME_TOKEN_SHARE` of the mean square of those values. A camera gives the last view again; a text does not. The counts
-know nothing of the bank: a small bank forgets what a stream repeats.
+Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit:
+the rule would average tokens that have nothing in common, and lose the present without winning the
+past. So each head counts how many tokens of a step come again in the next one: where the squared
+distance to the nearest value of the next step is at most `SAME_TOKEN_SHARE` of the mean square of
+those values. A camera gives the last view again; a text does not. The counts know nothing of the
+bank: a small bank forgets what a stream repeats.
 
-Where more than `_SOME_NEW` of the tokens are new, the newest ones do not merge while others are left: an eighth of the
-stream so far, at least half of the budget, and less of it below `_ALL_NEW`. Nor do the tokens of the first steps. They
-get the room that is left, and at most half of the bank. A token that stays exact is worth more than a mean of tokens
-that have nothing in common. There a merged prototype stands at the mean position of its tokens, which have no other
-place in common. Where the stream repeats itself, as video does, none of this happens. `samples/studies/language/`
+Where more than `_SOME_NEW` of the tokens are new, the newest ones do not merge while others are
+left: an eighth of the stream so far, at least half of the budget, and less of it below `_ALL_NEW`.
+Nor do the tokens of the first steps. They get the room that is left, and at most half of the bank.
+A token that stays exact is worth more than a mean of tokens that have nothing in common. There a
+merged prototype stands at the mean position of its tokens, which have no other place in common.
+Where the stream repeats itself, as video does, none of this happens. `samples/studies/language/`
 measures what it brings.
 
-For words (`keeps` is "spread") the rule keeps whole cues from all of the stream, not the newest tokens. It takes as
-many as there is room for: first cue 0, then the cues whose numbers a high power of two divides. When there is less
-room, every other cue goes. So a spread needs no record.
+For words (`keeps` is "spread") the rule keeps whole cues from all of the stream, not the newest
+tokens. It takes as many as there is room for: first cue 0, then the cues whose numbers a high power
+of two divides. When there is less room, every other cue goes. So a spread needs no record.
 
-A budget of one step or less has no room for a past next to the present: there the newest tokens always stay.
+A budget of one step or less has no room for a past next to the present: there the newest tokens
+always stay.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
 SAME_TOKEN_SHARE: Final = 0.8
-_SOME_NEW, _ALL_NEW = 0.2, 0.3
+_SOME_NEW = 0.2
+_ALL_NEW = 0.3
 _PRESENT: Final = 8
 # Above the exponent of any step.
 _FIRST: Final = 50
@@ -52,7 +57,8 @@ class MergeExclusions:
 
     Attributes:
         step: `[]` int64, the number of the step.
-        share: `[B, 1]` float64, which part of the present is kept: 0 where the stream repeats itself.
+        share: `[B, 1]` float64, which part of the present is kept: 0 where the stream repeats
+            itself.
         first: `[B, 1]`, the last of the first steps that are kept.
         newest: `[B, 1]`, the turn above which prototypes are kept.
         spread: whether turns are those of words.
@@ -66,28 +72,37 @@ class MergeExclusions:
 
     def at(self, heads: slice) -> MergeExclusions:
         """Return those of some heads."""
-        return MergeExclusions(self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread)
+        return MergeExclusions(
+            self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread
+        )
 
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
-        """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are left; of those of no
-        mass any."""
+        """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are
+        left; of those of no mass any."""
         turn = _turn(last_step, mass) if self.spread else last_step
         return (last_step <= self.first) | (turn > self.newest)
 
 
 class NoveltyCounts(StateTensors):
-    """Counts of B = L * H heads: the tokens compared with the next step, and of these, those that came again."""
+    """Counts of B = L * H heads: the tokens compared with the next step, and of these, those that
+    came again.
+    """
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
-        self._config, self._heads = config, (shape.layers, shape.kv_heads)
+        self._config = config
+        self._heads = (shape.layers, shape.kv_heads)
         self._seen = 0
-        self._repeated = torch.zeros(shape.layers * shape.kv_heads, dtype=torch.float64, device=shape.device)
+        self._repeated = torch.zeros(
+            shape.layers * shape.kv_heads, dtype=torch.float64, device=shape.device
+        )
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the counts."""
-        dims, size = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
-        compared, again = "tokens compared with the next step", "of these, tokens that came again"
+        dims = (LAYER, "kv_head")
+        size = (shape.layers, shape.kv_heads)
+        compared = "tokens compared with the next step"
+        again = "of these, tokens that came again"
         return (
             TensorSpec("novelty.seen", ("field",), (1,), torch.int64, compared, "tokens"),
             TensorSpec("novelty.repeated", dims, size, torch.int64, again, "tokens"),
@@ -105,20 +120,30 @@ class NoveltyCounts(StateTensors):
         return self._numbers(move.step, leaving) if leaving else ()
 
     def limits(self, told: Tensor, tokens: int, came: Tensor) -> MergeExclusions:
-        """Return what is kept while `tokens` enter the bank, as was told; `came` `[B]` counts those before."""
+        """Return what is kept while `tokens` enter the bank, as was told; `came` `[B]` counts those
+        before.
+        """
         share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
         # Of the tokens that came so far the share that one step may keep.
         pace = share / (came[:, None] + tokens)
         first, newest = torch.addcmul(told[3:5], pace, told[5:]).chunk(2, 1)
         spread = self._config.keeps == "spread"
         if spread:
-            newest = (came[:, None] / (share * -told[6])).log2().ceil().clamp(min=0).add(0.5).mul(MOST_STREAM_COUNT)
+            newest = (
+                (came[:, None] / (share * -told[6]))
+                .log2()
+                .ceil()
+                .clamp(min=0)
+                .add(0.5)
+                .mul(MOST_STREAM_COUNT)
+            )
         return MergeExclusions(told[2].long(), share, first, newest, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
-        """Return scale and offset of the share, the step, of the first and of the newest steps that are kept the
-        bounds, and by how much a pace moves these."""
-        config, K = self._config, self._config.prototypes
+        """Return scale and offset of the share, the step, of the first and of the newest steps that
+        are kept the bounds, and by how much a pace moves these."""
+        config = self._config
+        K = self._config.prototypes
         scale = 1 / ((self._seen + _AT_FIRST) * (_ALL_NEW - _SOME_NEW))
         share = scale, self._seen * scale - _SOME_NEW / (_ALL_NEW - _SOME_NEW), step
         most = max(0, K - tokens)
@@ -135,26 +160,41 @@ class NoveltyCounts(StateTensors):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the counts."""
-        return {"novelty.seen": torch.tensor([self._seen]), "novelty.repeated": self._repeated.long().view(self._heads)}
+        return {
+            "novelty.seen": torch.tensor([self._seen]),
+            "novelty.repeated": self._repeated.long().view(self._heads),
+        }
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take those of a state; refuse more repeats than there were tokens."""
         repeated = tensors["novelty.repeated"]
-        if repeated.numel() and not 0 <= repeated.min() <= repeated.max() <= tensors["novelty.seen"].max():
+        if (
+            repeated.numel()
+            and not 0 <= repeated.min() <= repeated.max() <= tensors["novelty.seen"].max()
+        ):
             raise StateCorrupt("state: tensor novelty.repeated must hold 0 to novelty.seen")
         self._seen = int(tensors["novelty.seen"])
         self._repeated.copy_(tensors["novelty.repeated"].flatten())
 
 
 def find_recurring_tokens(values: Tensor, step: Tensor) -> Tensor:
-    """Return which of the tokens with values `[B, n, D]` come again in a step `[B, T, D]`, `[B, n]` bool."""
-    old, new = values.float(), step.float()
+    """Return which of the tokens with values `[B, n, D]` come again in a step `[B, T, D]`, `[B, n]`
+    bool.
+    """
+    old = values.float()
+    new = step.float()
     own, norms = (some.square().sum(2) for some in (old, new))
     nearest = torch.baddbmm(norms[:, None], old, new.mT, alpha=-2).amin(2)
     return nearest.add_(own) <= norms.mean(1, keepdim=True).mul_(SAME_TOKEN_SHARE)
 
 
 def _turn(last_step: Tensor, mass: Tensor) -> Tensor:
-    """Return int64 numbers, the higher the longer a prototype of words is kept, -1 for one that is no token."""
-    power = torch.frexp((last_step & -last_step).double()).exponent.long().masked_fill_(last_step == 0, _FIRST)
+    """Return int64 numbers, the higher the longer a prototype of words is kept, -1 for one that is
+    no token.
+    """
+    power = (
+        torch.frexp((last_step & -last_step).double())
+        .exponent.long()
+        .masked_fill_(last_step == 0, _FIRST)
+    )
     return torch.where(mass == 1, power * MOST_STREAM_COUNT + last_step, -1)

@@ -1,12 +1,13 @@
 """Vectors at a byte a feature (`center_bits=8`).
 
-32 features share a power of two, and each is a whole number from -127 to 127 times it, as in MXINT8 (OCP Microscaling
-Formats 1.0, 2023), which needs no fitted codebook.
+32 features share a power of two, and each is a whole number from -127 to 127 times it, as in MXINT8
+(OCP Microscaling Formats 1.0, 2023), which needs no fitted codebook.
 
-A centre that has moved is rounded again. A heavy one moves by less than half a unit at a time, so rounding to nearest
-would stop it. From mass 2 on a number is therefore rounded up as often as its fraction says, by a sequence over mass
-and feature that fills the unit interval evenly (R2: Roberts, 2018). Any other unit than a power of two would change
-with the centre, and all of its numbers would be rounded again. `samples/studies/harder/` measures what that keeps.
+A centre that has moved is rounded again. A heavy one moves by less than half a unit at a time, so
+rounding to nearest would stop it. From mass 2 on a number is therefore rounded up as often as its
+fraction says, by a sequence over mass and feature that fills the unit interval evenly (R2: Roberts,
+2018). Any other unit than a power of two would change with the centre, and all of its numbers would
+be rounded again. `samples/studies/harder/` measures what that keeps.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from torch import Tensor
 
 _SHARED_FEATURES: Final = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
-# A float32 has 23 bits below its exponent. The unit is the least power of two of which the greatest number is at most
-# 127 times: 6 below its exponent, or 5 where its first bits are above 127 / 64, which the addition carries over.
+# A float32 has 23 bits below its exponent. The unit is the least power of two of which the greatest
+# number is at most 127 times: 6 below its exponent, or 5 where its first bits are above 127 / 64,
+# which the addition carries over.
 _SHIFT: Final = 23
 _TO_UNIT: Final = (1 << _SHIFT) - (63 << (_SHIFT - 6)) - 1 - (6 << _SHIFT)
-_EXPONENT, _INVERSE = 255 << _SHIFT, 254 << _SHIFT
-# In units of 2**-32: 1 / g and 1 / g**2, where g**3 = g + 1. The first is below 0 in int32, whose sums wrap around.
-_BY_MASS, _BY_FEATURE = 3242174889 - 2**32, 2447445414
-# 17 bits of these, as many as a float32 below 127 has after the point: with more, a sum would be rounded up.
+_EXPONENT = 255 << _SHIFT
+_INVERSE = 254 << _SHIFT
+# In units of 2**-32: 1 / g and 1 / g**2, where g**3 = g + 1. The first is below 0 in int32, whose
+# sums wrap around.
+_BY_MASS = 3242174889 - 2**32
+_BY_FEATURE = 2447445414
+# 17 bits of these, as many as a float32 below 127 has after the point: with more, a sum would be
+# rounded up.
 _LEVELS: Final = -(1 << 15)
 
 
@@ -35,11 +41,14 @@ def count_features_per_scale(size: int) -> int:
     return math.gcd(size, _SHARED_FEATURES)
 
 
-def quantize_vectors(vectors: Tensor, together: int, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes `[..., F]` float32 of finite `vectors` `[..., F]` float32, and powers of two `[..., F / together]`:
-    their exponents in uint8, and their bits in int32.
+def quantize_vectors(
+    vectors: Tensor, together: int, offsets: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes `[..., F]` float32 of finite `vectors` `[..., F]` float32, and powers of two
+    `[..., F / together]`: their exponents in uint8, and their bits in int32.
 
-    `offsets`, from 0 to below 1, are added before a number is rounded down. Numbers below 2**-121 become 0.
+    `offsets`, from 0 to below 1, are added before a number is rounded down. Numbers below 2**-121
+    become 0.
     """
     parts = vectors.reshape(*vectors.shape[:-1], -1, together)
     # The norm of most power says the same, and takes a CPU twenty times as long.
@@ -56,13 +65,17 @@ def dequantize_vectors(codes: Tensor, exponents: Tensor) -> Tensor:
 
 
 def scale_codes(codes: Tensor, powers: Tensor) -> Tensor:
-    """Return float32 codes `[..., F]`, changed, times the powers of two with these bits: a device may round a computed
-    power. The power 0 is 0."""
-    return codes.view(*powers.shape, -1).mul_(powers.view(torch.float32)[..., None]).view(codes.shape)
+    """Return float32 codes `[..., F]`, changed, times the powers of two with these bits: a device
+    may round a computed power. The power 0 is 0."""
+    return (
+        codes.view(*powers.shape, -1).mul_(powers.view(torch.float32)[..., None]).view(codes.shape)
+    )
 
 
 def make_feature_dither(features: int, device: torch.device) -> Tensor:
-    """Return the part of `make_dither_offsets` that is of the features, `[features]` int32, less a half."""
+    """Return the part of `make_dither_offsets` that is of the features, `[features]` int32, less a
+    half.
+    """
     return (torch.arange(features, device=device) * _BY_FEATURE - 2**31).int()
 
 

@@ -1,13 +1,17 @@
-"""`RepeatWeights`: what stays in view enters the bank once, exactly, and counts more than what passes.
+"""`RepeatWeights`: what stays in view enters the bank once, exactly, and counts more than what
+passes.
 
-A token repeats the one that the step before had in the same place, if their values in the first layer are equal. These
-come from the embedding alone; deep in a model a second sight is another token, as the model has read the first. A mean
-of both is neither, so repeats stay in the near window and never enter the bank. Their first sight enters with mass
-`_SEEN_AGAIN`, or 2 where the tokens of this stream were seen 2.5 times at most, on average; more would do harm.
-`samples/studies/language/` measures what that brings. In a shallow model a second sight merged with the first costs
-nothing, and its mass says how long it was there: the rule acts from `DEEP_MODEL_LAYERS` layers on.
+A token repeats the one that the step before had in the same place, if their values in the first
+layer are equal. These come from the embedding alone; deep in a model a second sight is another
+token, as the model has read the first. A mean of both is neither, so repeats stay in the near
+window and never enter the bank. Their first sight enters with mass `_SEEN_AGAIN`, or 2 where the
+tokens of this stream were seen 2.5 times at most, on average; more would do harm.
+`samples/studies/language/` measures what that brings. In a shallow model a second sight merged with
+the first costs nothing, and its mass says how long it was there: the rule acts from
+`DEEP_MODEL_LAYERS` layers on.
 
-The weights of the tokens in the near window wait here, in the order of the stream, until the tokens leave it.
+The weights of the tokens in the near window wait here, in the order of the stream, until the tokens
+leave it.
 """
 
 from __future__ import annotations
@@ -29,15 +33,17 @@ from protokv.memories.durable.settings import DurableConfig
 _SEEN_AGAIN: Final = 4
 """What a token weighs in the bank, at most, if the next step repeats it."""
 DEEP_MODEL_LAYERS: Final = 12
-"""The rule acts in models of so many layers, or more. Values of a second sight differ from those of the first by up to
-.003 of their squared norm in the embedded models, which have 4 and 8 layers, and by .05 to .6 from the fourth layer of
-SmolLM2 on, which has 30."""
+"""The rule acts in models of so many layers, or more. Values of a second sight differ from those of
+the first by up to .003 of their squared norm in the embedded models, which have 4 and 8 layers, and
+by .05 to .6 from the fourth layer of SmolLM2 on, which has 30."""
 # Values that differ by at most this share of their norm are equal but for rounding.
 _ROUNDING: Final = 2.0**-12
 
 
 class RepeatWeights:
-    """The most that tokens in a near window of W weigh: 0 for a repeat, `_SEEN_AGAIN` for what is repeated, else 1."""
+    """The most that tokens in a near window of W weigh: 0 for a repeat, `_SEEN_AGAIN` for what is
+    repeated, else 1.
+    """
 
     def __init__(self, near_tokens: int, shape: MemoryShape) -> None:
         self._most = near_tokens
@@ -53,7 +59,11 @@ class RepeatWeights:
     def declare(near_tokens: int) -> tuple[TensorSpec, ...]:
         """Declare the weights."""
         meaning = "most mass in the bank of each token of the near window, oldest first"
-        return (TensorSpec("repeats.weight", ("near_token",), (near_tokens,), torch.int64, meaning, fill=1),)
+        return (
+            TensorSpec(
+                "repeats.weight", ("near_token",), (near_tokens,), torch.int64, meaning, fill=1
+            ),
+        )
 
     def see_(self, before: ExactTokens, step: StepKV) -> None:
         """Weigh the tokens of a step, and those `before`, of the last step, that it repeats."""
@@ -65,13 +75,20 @@ class RepeatWeights:
         self._weights = torch.cat((self._weights, (usable & ~repeats).long()))
 
     def weigh_(self, tokens: FarTokens, bank: PrototypeBank) -> FarTokens:
-        """Return the tokens that leave the window with their weights as masses; count repeats as absorbed."""
+        """Return the tokens that leave the window with their weights as masses; count repeats as
+        absorbed.
+        """
         leaving = tokens.keys.shape[1]
-        mass, left = self._weights[:leaving], self._weights[leaving:]
+        mass = self._weights[:leaving]
+        left = self._weights[leaving:]
         # As many as before are where those were: a step that is replayed finds them there.
-        self._weights = self._rest = self._rest.copy_(left) if len(left) == len(self._rest) else left.clone()
-        # As if a step had come first whose tokens were seen so often: the first one of a stream tells nothing yet.
-        entered, repeats = bank.opened[0, 0] + leaving, bank.absorbed[0, 0] + leaving * (_SEEN_AGAIN - 1)
+        self._weights = self._rest = (
+            self._rest.copy_(left) if len(left) == len(self._rest) else left.clone()
+        )
+        # As if a step had come first whose tokens were seen so often: the first one of a stream
+        # tells nothing yet.
+        entered = bank.opened[0, 0] + leaving
+        repeats = bank.absorbed[0, 0] + leaving * (_SEEN_AGAIN - 1)
         most = torch.where(repeats * 2 > entered * 3, _SEEN_AGAIN, 2)
         bank.absorbed += (tokens.mass > mass).sum()
         return replace(tokens, mass=torch.minimum(mass, most))
@@ -89,11 +106,15 @@ class RepeatWeights:
 def find_repeats(before: ExactTokens, step: StepKV) -> Tensor:
     """Return which tokens of a step repeat those of the last one, `[T]` bool.
 
-    Compared are the last tokens of both: of a step larger than the near window they are all that is held.
+    Compared are the last tokens of both: of a step larger than the near window they are all that is
+    held.
     """
-    T, n = len(step.positions), min(len(before), len(step.positions))
-    old, new = slice(len(before) - n, None), slice(T - n, None)
-    then, now = before.values[0, :, old].float(), step.values[0, :, new].float()
+    T = len(step.positions)
+    n = min(len(before), len(step.positions))
+    old = slice(len(before) - n, None)
+    new = slice(T - n, None)
+    then = before.values[0, :, old].float()
+    now = step.values[0, :, new].float()
     equal = (now - then).square().sum((0, 2)) <= _ROUNDING**2 * now.square().sum((0, 2))
     equal &= (before.coordinates[old] == step.coordinates[new]).all(1) & before.usable[old]
     if step.usable is not None:

@@ -1,31 +1,37 @@
 """`DurableRule`: as many points go as tokens came. One rule for every size of bank.
 
-Ours, not the paper's, where every token goes into an existing prototype and a brief, distinct token is averaged away.
-Here distinct tokens stay and redundant ones merge, with no threshold and no rate. Age plays no part.
+Ours, not the paper's, where every token goes into an existing prototype and a brief, distinct token
+is averaged away. Here distinct tokens stay and redundant ones merge, with no threshold and no rate.
+Age plays no part.
 
-The T tokens that leave the near window, and C prototypes that may have cheap merges, are the points of a step. T of
-them go, each into the nearest heavier one that stays; the C that stay take the slots of the C prototypes. A cluster is
-the mean of its members, and stands where its newest one does. `samples/studies/delay/` measures what that keeps.
+The T tokens that leave the near window, and C prototypes that may have cheap merges, are the points
+of a step. T of them go, each into the nearest heavier one that stays; the C that stay take the
+slots of the C prototypes. A cluster is the mean of its members, and stands where its newest one
+does. `samples/studies/delay/` measures what that keeps.
 
-Who goes is found in two rounds. In each every point proposes to go into its nearest heavier one, at Ward's cost w v /
-(w + v) |f - g|^2 (1963; f = [key; value], the key without rotation). It waits where its goal goes itself at a lower
-cost. In the first the T cheapest go, but for those that wait; in the second the cheapest of the others, as many as are
-missing, where the cost of one that waits counts `WAITING_COST_FACTOR` times, as what it would go into is farther. Costs
-are those of the points as they came: what came into a point in this step is not charged. Free slots, and tokens of no
-mass, go before all others; what `NoveltyCounts` keeps goes last.
+Who goes is found in two rounds. In each every point proposes to go into its nearest heavier one, at
+Ward's cost w v / (w + v) |f - g|^2 (1963; f = [key; value], the key without rotation). It waits
+where its goal goes itself at a lower cost. In the first the T cheapest go, but for those that wait;
+in the second the cheapest of the others, as many as are missing, where the cost of one that waits
+counts `WAITING_COST_FACTOR` times, as what it would go into is farther. Costs are those of the
+points as they came: what came into a point in this step is not charged. Free slots, and tokens of
+no mass, go before all others; what `NoveltyCounts` keeps goes last.
 
-In a deep model (`repeats.DEEP_MODEL_LAYERS`) strangers are not averaged: what would go at a higher cost than the mean
-squared distance of the step's tokens from their mean is dropped, and what it would have gone into stays as it is, the
-heavier one, of equal ones the older. `samples/studies/language/` measures what that brings.
+In a deep model (`repeats.DEEP_MODEL_LAYERS`) strangers are not averaged: what would go at a higher
+cost than the mean squared distance of the step's tokens from their mean is dropped, and what it
+would have gone into stays as it is, the heavier one, of equal ones the older.
+`samples/studies/language/` measures what that brings.
 
-In a bank of at most `WHOLE_BANK_PROTOTYPES` or 1.5 T prototypes the C are all. Else they are those with the least
-known costs: every token is compared with all prototypes, and so are T / 8 prototypes a step, in turn. Comparisons read
-a sketch: [key; value] folded to at most 64 numbers under fixed random signs (Achlioptas, 2003;
-https://doi.org/10.1016/S0022-0000(03)00025-4). Sketches of a bank that is searched are held in bfloat16 where the
-device multiplies it. That rounds less than the 8 bits of a centre do.
+In a bank of at most `WHOLE_BANK_PROTOTYPES` or 1.5 T prototypes the C are all. Else they are those
+with the least known costs: every token is compared with all prototypes, and so are T / 8 prototypes
+a step, in turn. Comparisons read a sketch: [key; value] folded to at most 64 numbers under fixed
+random signs (Achlioptas, 2003; https://doi.org/10.1016/S0022-0000(03)00025-4). Sketches of a bank
+that is searched are held in bfloat16 where the device multiplies it. That rounds less than the 8
+bits of a centre do.
 
-All shapes are fixed, nothing waits for the device, and no number of a tensor steers Python: once the bank is full,
-every step is the same operations. `tests/oracles/durable.py` has the rule written out for one head.
+All shapes are fixed, nothing waits for the device, and no number of a tensor steers Python: once
+the bank is full, every step is the same operations. `tests/oracles/durable.py` has the rule written
+out for one head.
 """
 
 from __future__ import annotations
@@ -51,7 +57,9 @@ from protokv.memories.durable.settings import DurableConfig
 WAITING_COST_FACTOR: Final = 10
 """How many times its cost counts for a point that has waited in vain."""
 WHOLE_BANK_PROTOTYPES: Final = 192
-"""The most prototypes that all are points of a step of few tokens; of more two thirds of so many are, at least."""
+"""The most prototypes that all are points of a step of few tokens; of more two thirds of so many
+are, at least.
+"""
 _IN_TURN: Final = 8
 """A step of T tokens measures T / 8 prototypes anew."""
 _WIDTH: Final = 64
@@ -59,10 +67,14 @@ _WIDTH: Final = 64
 _AT_ONCE: Final = {"cpu": 2**21}
 _MOST_AT_ONCE: Final = 2**28
 _READ_AT_ONCE: Final = 2**18  # prototypes that are decoded at once to take a state
-# Above the cost of any merge: what is added where a point is kept, what is taken away where it has no mass, in bfloat16
-# exactly, and the cost of what may not be. What has no mass goes first, even where it is kept.
-_KEPT, _FAR, _NEVER = 8e36, 2.0**126, 1e38
-# A mass above a place among the points, a step above one: there are fewer points than this. Then what is kept.
+# Above the cost of any merge: what is added where a point is kept, what is taken away where it has
+# no mass, in bfloat16 exactly, and the cost of what may not be. What has no mass goes first, even
+# where it is kept.
+_KEPT = 8e36
+_FAR = 2.0**126
+_NEVER = 1e38
+# A mass above a place among the points, a step above one: there are fewer points than this. Then
+# what is kept.
 _PLACES: Final = 1 << 20
 _LIGHT: Final = 1 << 61
 _SEED: Final = 1
@@ -75,30 +87,56 @@ class DurableRule(BankRule):
 
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the counts of novelty, the weights of the near window, the known costs and whose turn it is."""
-        dims, size = (LAYER, "kv_head", "prototype"), (shape.layers, shape.kv_heads, config.prototypes)
+        """Declare the counts of novelty, the weights of the near window, the known costs and whose
+        turn it is.
+        """
+        dims = (LAYER, "kv_head", "prototype")
+        size = (shape.layers, shape.kv_heads, config.prototypes)
         return (
             *NoveltyCounts.declare(shape),
-            *(RepeatWeights.declare(config.near_tokens) if RepeatWeights.acts(config, shape) else ()),
-            TensorSpec("rule.cost", dims, size, torch.float32, "half of the least cost of a merge, as far as known"),
-            TensorSpec("rule.tried", dims[:2], size[:2], torch.int64, "slots from the front that were candidates"),
+            *(
+                RepeatWeights.declare(config.near_tokens)
+                if RepeatWeights.acts(config, shape)
+                else ()
+            ),
+            TensorSpec(
+                "rule.cost",
+                dims,
+                size,
+                torch.float32,
+                "half of the least cost of a merge, as far as known",
+            ),
+            TensorSpec(
+                "rule.tried",
+                dims[:2],
+                size[:2],
+                torch.int64,
+                "slots from the front that were candidates",
+            ),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         assert isinstance(bank, DurableBank)
-        self._bank, self._novelty = bank, NoveltyCounts(config, shape)
-        self._repeats = RepeatWeights(config.near_tokens, shape) if RepeatWeights.acts(config, shape) else None
+        self._bank = bank
+        self._novelty = NoveltyCounts(config, shape)
+        self._repeats = (
+            RepeatWeights(config.near_tokens, shape) if RepeatWeights.acts(config, shape) else None
+        )
         # Deep in a model a mean of strangers is a token that the model has never read.
         self._drops = self._repeats is not None
         L, H, K = bank.mass.shape
-        B, D, F, device = L * H, shape.head_size, 2 * shape.head_size, shape.device
+        B = L * H
+        D = shape.head_size
+        F = 2 * shape.head_size
+        device = shape.device
         while F > _WIDTH and F % 2 == 0:
             F //= 2
         self._size = B, K, F
         self._signs = draw_sketch_signs(2 * D).to(device)
         # Of all prototypes, with -1 / mass; where all are points of every step, nothing reads them.
         held = K if K > WHOLE_BANK_PROTOTYPES else 0
-        self._halves, self._one = torch.tensor([-0.5], device=device), torch.tensor(-1.0, device=device)
+        self._halves = torch.tensor([-0.5], device=device)
+        self._one = torch.tensor(-1.0, device=device)
         self._far = torch.tensor(-_FAR, device=device)
         self._dtype = torch.bfloat16 if held and multiplies_bfloat16(device) else torch.float32
         nothing = torch.zeros(1, 1, 2 * D, device=device)
@@ -110,7 +148,8 @@ class DurableRule(BankRule):
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE_BANK_PROTOTYPES, device=device)
         self._places = self._line[:0].float()
-        # The state of an empty bank says 1, too. On a device the host would have to wait for the number.
+        # The state of an empty bank says 1, too. On a device the host would have to wait for the
+        # number.
         self.prototypes_used = 1 if held and arrays.is_readable_by_numpy(self._line) else None
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
@@ -130,7 +169,12 @@ class DurableRule(BankRule):
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
         (B, K, _), T = self._size, tokens.keys.shape[1]
-        C = min(K, max(-(-T * 3 // 2), K if K <= WHOLE_BANK_PROTOTYPES else WHOLE_BANK_PROTOTYPES * 2 // 3))
+        C = min(
+            K,
+            max(
+                -(-T * 3 // 2), K if K <= WHOLE_BANK_PROTOTYPES else WHOLE_BANK_PROTOTYPES * 2 // 3
+            ),
+        )
         usable = tokens.mass > 0
         limits = self._novelty.limits(told, T, self._bank.opened.view(B))
         if C == K and self.prototypes_used is not None:
@@ -143,27 +187,38 @@ class DurableRule(BankRule):
         rows = torch.cat((tokens.mass[:, None], limits.step.expand(T, 1), tokens.positions), 1)
         # What has no mass has no step and no position.
         rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
-        # What is read for a head stays in a CPU's cache until it is written. On a device a part costs launches.
-        with_all = (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
+        # What is read for a head stays in a CPU's cache until it is written. On a device a part
+        # costs launches.
+        with_all = (
+            (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
+        )
         for heads in self._parts(B, max((C + T) ** 2, with_all)):
             self._take_in_(heads, centers[heads], rows[heads], usable, limits.at(heads), C)
         self._bank.opened += usable.sum()
 
     def _take_in_(
-        self, heads: slice, centers: Tensor, rows: Tensor, usable: Tensor, limits: MergeExclusions, C: int
+        self,
+        heads: slice,
+        centers: Tensor,
+        rows: Tensor,
+        usable: Tensor,
+        limits: MergeExclusions,
+        C: int,
     ) -> None:
         """Put tokens with these centres and rows into the bank of some heads."""
         bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
         sketch = self._sketch(centers, usable)
         every = self._line[heads.start * K : heads.stop * K]
         chosen = every if C == K else self._candidates(heads, sketch, limits, C)
-        own, of_own = bank.read(chosen).view(h, C, -1), bank.rows.index_select(0, chosen).view(h, C, -1)
+        own = bank.read(chosen).view(h, C, -1)
+        of_own = bank.rows.index_select(0, chosen).view(h, C, -1)
         searched = self._sketches.numel() > 0
         if searched:
             known = self._sketches.flatten(0, 1).index_select(0, chosen).view(h, C, -1)
         else:
             known = self._sketch(own, of_own[..., 0] > 0)
-        centers, sketch = torch.cat((own, centers), 1), torch.cat((known, sketch), 1)
+        centers = torch.cat((own, centers), 1)
+        sketch = torch.cat((known, sketch), 1)
         centers, rows, cost = self._merge(centers, sketch, torch.cat((of_own, rows), 1), limits, C)
         mass = rows[..., 0].flatten()
         bank.rows.index_copy_(0, chosen, rows.flatten(0, 1))
@@ -180,8 +235,9 @@ class DurableRule(BankRule):
         return slice_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
 
     def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
-        """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16 |f|^2 is the sum of two
-        numbers, and -1 / 2 stands twice. A point that is not `usable` has no mass, and merging it costs least."""
+        """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16
+        |f|^2 is the sum of two numbers, and -1 / 2 stands twice. A point that is not `usable` has
+        no mass, and merging it costs least."""
         f = (centers * self._signs).view(*centers.shape[:-1], -1, self._size[2]).sum(-2)
         f = f.to(self._dtype).float()
         norm = torch.where(usable, f.square().sum(-1), self._far)[..., None]
@@ -193,9 +249,12 @@ class DurableRule(BankRule):
         return z
 
     def _turn(self, sketches: Tensor) -> Tensor:
-        """Return rows `[B, n, ...]` whose products with sketches are -1 / 2 of squares of distances."""
+        """Return rows `[B, n, ...]` whose products with sketches are -1 / 2 of squares of
+        distances.
+        """
         F = self._size[2]
-        f, rest = sketches[..., :F], sketches[..., F:]
+        f = sketches[..., :F]
+        rest = sketches[..., F:]
         halves, norms = rest.chunk(2, -1)
         return torch.cat((f, norms, halves), -1)
 
@@ -204,10 +263,14 @@ class DurableRule(BankRule):
         return self._one / mass.clamp(min=1)
 
     def _candidates(self, heads: slice, tokens: Tensor, limits: MergeExclusions, C: int) -> Tensor:
-        """Return the rows of the C prototypes of each of these heads with the least known costs, to each other or to
-        tokens with these sketches, of those that may merge; measure some prototypes anew."""
+        """Return the rows of the C prototypes of each of these heads with the least known costs, to
+        each other or to tokens with these sketches, of those that may merge; measure some
+        prototypes anew."""
         _, K, F = self._size
-        T, sketches, shares, known = tokens.shape[1], self._sketches[heads], self._shares[heads], self._cost[heads]
+        T = tokens.shape[1]
+        sketches = self._sketches[heads]
+        shares = self._shares[heads]
+        known = self._cost[heads]
         turns = -(-T // _IN_TURN)
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         turned = sketches.index_select(1, some)
@@ -215,9 +278,10 @@ class DurableRule(BankRule):
         # A token of no mass is far from all.
         ours[..., F].abs_()
         share = shares.index_select(1, some)[..., None]
-        # Of each prototype the least cost to any of these, and of those in turn to any prototype. Every token counts
-        # as one here, so its nearest one is found before anything is divided.
-        least, of_turns = torch.empty_like(known), []
+        # Of each prototype the least cost to any of these, and of those in turn to any prototype.
+        # Every token counts as one here, so its nearest one is found before anything is divided.
+        least = torch.empty_like(known)
+        of_turns = []
         for part in self._parts(K, ours.shape[0] * ours.shape[1]):
             theirs = shares[:, part]
             near, costs = torch.bmm(ours, sketches[:, part].mT).tensor_split((T,), 1)
@@ -225,7 +289,9 @@ class DurableRule(BankRule):
             torch.minimum(near.amax(1) / (theirs - 1), costs.amin(1), out=least[:, part])
             itself = some[:, None] == self._line[part]
             of_turns.append(costs.add_(itself, alpha=_NEVER).amin(2))
-        known.index_copy_(1, some, of_turns[0] if len(of_turns) == 1 else torch.stack(of_turns).amin(0))
+        known.index_copy_(
+            1, some, of_turns[0] if len(of_turns) == 1 else torch.stack(of_turns).amin(0)
+        )
         torch.minimum(known, least, out=least)
         bank = self._bank
         kept = limits.keep(bank.last_step.flatten(0, 1)[heads], bank.mass.flatten(0, 1)[heads])
@@ -237,7 +303,8 @@ class DurableRule(BankRule):
     def _merge(
         self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: MergeExclusions, C: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the C points that stay: their centres and rows, with what came into them, and least known costs.
+        """Return the C points that stay: their centres and rows, with what came into them, and
+        least known costs.
 
         Args:
             centers: `[B, n, 2 D]` float32, of prototypes and, after these, of tokens.
@@ -246,7 +313,9 @@ class DurableRule(BankRule):
             limits: what is kept.
             C: how many stay.
         """
-        mass, last, n = rows[..., 0], rows[..., 1], rows.shape[1]
+        mass = rows[..., 0]
+        last = rows[..., 1]
+        n = rows.shape[1]
         into, stay, cost = self._choose(sketch, mass, limits.keep(last, mass), n - C)
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
@@ -261,28 +330,39 @@ class DurableRule(BankRule):
         torch.where(limits.share[:, :, None] > 0, means.round_().long(), place, out=place)
         return centers, rows.clamp_(max=MOST_PROTOTYPE_NUMBER).int(), cost
 
-    def _choose(self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what each point goes into `[B, n]`, itself if it stays or is dropped; which points stay `[B, C]`; and
-        the least costs of these to each other, `[B, C]`."""
+    def _choose(
+        self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what each point goes into `[B, n]`, itself if it stays or is dropped; which points
+        stay `[B, C]`; and the least costs of these to each other, `[B, C]`."""
         n = mass.shape[1]
-        line, share, sketch = self._line[:n], self._share(mass), sketch.float()
+        line = self._line[:n]
+        share = self._share(mass)
+        sketch = sketch.float()
         # Half of Ward's costs, and above all of them those of what is kept.
-        costs, above = torch.bmm(self._turn(sketch), sketch.mT), kept[:, :, None] * _KEPT
+        costs = torch.bmm(self._turn(sketch), sketch.mT)
+        above = kept[:, :, None] * _KEPT
         torch.addcdiv(above, costs, share[:, None] + share[..., None], out=costs)
-        # What is kept counts as lighter, so that only another one that is kept goes into it, or what has no mass.
+        # What is kept counts as lighter, so that only another one that is kept goes into it, or
+        # what has no mass.
         rank = torch.sub(line, mass, alpha=_PLACES).add_(kept, alpha=_LIGHT)
-        place = torch.empty_like(costs[:, 0]).scatter_(1, rank.argsort(dim=1), self._places[:n].expand_as(rank))
+        place = torch.empty_like(costs[:, 0]).scatter_(
+            1, rank.argsort(dim=1), self._places[:n].expand_as(rank)
+        )
         if costs.device.type in _AT_ONCE:
             # A CPU compares and fills four times as slowly as it adds.
             costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
         else:
             torch.where(place[:, None] >= place[:, :, None], above + _NEVER, costs, out=costs)
         least, goal = find_first_minimum(costs)
-        cheapest, waits = least.argsort(dim=1, stable=True)[:, :T], least > least.gather(1, goal)
+        cheapest = least.argsort(dim=1, stable=True)[:, :T]
+        waits = least > least.gather(1, goal)
         gone = torch.zeros_like(least).scatter_(1, cheapest, torch.inf).masked_fill_(waits, 0)
         least, goal = find_first_minimum(costs.add_(gone[:, None]))
         # What has gone comes first.
-        dearer = torch.where(least > least.gather(1, goal), least * WAITING_COST_FACTOR, least).sub_(gone)
+        dearer = torch.where(
+            least > least.gather(1, goal), least * WAITING_COST_FACTOR, least
+        ).sub_(gone)
         goes, stay = dearer.argsort(dim=1, stable=True).tensor_split((T,), 1)
         gone.scatter_(1, goes, torch.inf)
         least, goal = find_first_minimum(costs.add_(gone[:, None]))
@@ -318,8 +398,12 @@ class DurableRule(BankRule):
             mass = self._bank.rows[:, 0]
             sketches = self._sketches.flatten(0, 1)
             for some in slice_rows(len(mass), _READ_AT_ONCE):
-                sketches[some] = self._sketch(self._bank.read(self._line[: len(mass)][some]), mass[some] > 0)
-            fresh = self._line[: len(self._fresh)] >= tensors["rule.tried"].view(-1, 1).to(self._line.device)
+                sketches[some] = self._sketch(
+                    self._bank.read(self._line[: len(mass)][some]), mass[some] > 0
+                )
+            fresh = self._line[: len(self._fresh)] >= tensors["rule.tried"].view(-1, 1).to(
+                self._line.device
+            )
             torch.where(fresh, self._fresh, self._share(mass).view_as(fresh), out=self._shares)
             if self.prototypes_used is not None:
                 self.prototypes_used = int(tensors["rule.tried"].max())
@@ -327,4 +411,9 @@ class DurableRule(BankRule):
 
 def draw_sketch_signs(numbers: int) -> Tensor:
     """Return fixed random signs, the same on every machine, `[numbers]` float32."""
-    return torch.randint(0, 2, (numbers,), generator=torch.Generator().manual_seed(_SEED)).mul_(2).sub_(1).float()
+    return (
+        torch.randint(0, 2, (numbers,), generator=torch.Generator().manual_seed(_SEED))
+        .mul_(2)
+        .sub_(1)
+        .float()
+    )

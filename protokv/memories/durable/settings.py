@@ -18,14 +18,16 @@ class DurableConfig(PrototypeConfig):
     So a brief cue that never returns stays longest (`samples/studies/delay/`).
 
     Attributes:
-        center_bits: bits of each number of a centre. 8 saves a byte (`durable.quantized`), 32 float32, in four times
-            the bytes; both hold a copy for attention, in the dtype of the model.
-        words: whether the stream may have words; `ingest` sets it where there are subtitles. They merge with words
-            alone (`durable.words`).
-        step_tokens: tokens of a step, more than which the near window does not hold: where a stream stands still, a
-            second sight is worth less there than a prototype. 0: as many as the first step has.
-        words_share: share of the budget that is for words; at 0 they are tokens like any other, as they are where it
-            has no room for a prototype and a token.
+        center_bits: bits of each number of a centre. 8 saves a byte (`durable.quantized`), 32
+            float32, in four times the bytes; both hold a copy for attention, in the dtype of the
+            model.
+        words: whether the stream may have words; `ingest` sets it where there are subtitles. They
+            merge with words alone (`durable.words`).
+        step_tokens: tokens of a step, more than which the near window does not hold: where a stream
+            stands still, a second sight is worth less there than a prototype. 0: as many as the
+            first step has.
+        words_share: share of the budget that is for words; at 0 they are tokens like any other, as
+            they are where it has no room for a prototype and a token.
     """
 
     name: ClassVar[str] = "durable"
@@ -64,7 +66,11 @@ class DurableConfig(PrototypeConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; without words nothing about them."""
         values = super(DurableConfig, self).to_dict()
-        return values if self.words else {name: value for name, value in values.items() if not name.startswith("words")}
+        return (
+            values
+            if self.words
+            else {name: value for name, value in values.items() if not name.startswith("words")}
+        )
 
     def for_step(self, tokens: int) -> Self:
         """Return this config for steps of so many tokens, unless it has their number already."""

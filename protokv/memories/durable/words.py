@@ -1,9 +1,10 @@
 """`WordMemory`: what was said, in a memory of its own inside that of pictures.
 
-Merged with pictures, words take room from them and lose their own. So words have a near window and a bank of their own,
-under the same rules, in `words_tokens` of the budget: the last ones are exact, and older ones merge with words alone,
-when there is no more room. To this memory a cue, the words of one step, is a step. Where nothing that is said comes
-again, it keeps whole cues, spread over the stream (`durable.novelty`). Its slots lie before the near ones of pictures.
+Merged with pictures, words take room from them and lose their own. So words have a near window and
+a bank of their own, under the same rules, in `words_tokens` of the budget: the last ones are exact,
+and older ones merge with words alone, when there is no more room. To this memory a cue, the words
+of one step, is a step. Where nothing that is said comes again, it keeps whole cues, spread over the
+stream (`durable.novelty`). Its slots lie before the near ones of pictures.
 """
 
 from __future__ import annotations
@@ -25,16 +26,23 @@ _PREFIX: Final = "words."
 
 
 class WordMemory(StateTensors):
-    """The memory of words as a part of that of pictures; `seen` counts the tokens of words that came, `[1]` int64."""
+    """The memory of words as a part of that of pictures; `seen` counts the tokens of words that
+    came, `[1]` int64.
+    """
 
     def __init__(self, memory: PrototypeMemory) -> None:
-        self.memory, self.seen = memory, torch.zeros(1, dtype=torch.int64)
+        self.memory = memory
+        self.seen = torch.zeros(1, dtype=torch.int64)
 
     @staticmethod
     def cut_slots(slots: KVSlots, far: int) -> KVSlots:
-        """Return what lies between far and near slots as slots of their own, `far` of them for pseudo-tokens."""
-        own, begin = copy(slots), slots.far.stop
-        own.far, own.near = slice(begin, begin + far), slice(begin + far, slots.near.start)
+        """Return what lies between far and near slots as slots of their own, `far` of them for
+        pseudo-tokens.
+        """
+        own = copy(slots)
+        begin = slots.far.stop
+        own.far = slice(begin, begin + far)
+        own.near = slice(begin + far, slots.near.start)
         # The prompt prefix is that of pictures, whose memory takes every step first.
         own.started = True
         return own
@@ -45,8 +53,12 @@ class WordMemory(StateTensors):
         for spec in specs:
             if not spec.name.startswith("sink."):
                 dims = tuple(f"word_{dim}" if dim in SLOTS else dim for dim in spec.dims)
-                yield replace(spec, name=_PREFIX + spec.name, dims=dims, meaning=f"of words: {spec.meaning}")
-        yield TensorSpec("words.seen", ("field",), (1,), torch.int64, "tokens of words that came", "tokens")
+                yield replace(
+                    spec, name=_PREFIX + spec.name, dims=dims, meaning=f"of words: {spec.meaning}"
+                )
+        yield TensorSpec(
+            "words.seen", ("field",), (1,), torch.int64, "tokens of words that came", "tokens"
+        )
 
     def _parts(self) -> Sequence[StateTensors]:
         """Return the holders of the state, but for the first: that of the prompt prefix."""
@@ -54,16 +66,28 @@ class WordMemory(StateTensors):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""
-        held = {_PREFIX + name: tensor for part in self._parts() for name, tensor in part.live_tensors().items()}
+        held = {
+            _PREFIX + name: tensor
+            for part in self._parts()
+            for name, tensor in part.live_tensors().items()
+        }
         return held | {"words.seen": self.seen}
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return those of its parts."""
-        return {"words": [one for part in self._parts() for some in part.buffers().values() for one in some]}
+        return {
+            "words": [
+                one for part in self._parts() for some in part.buffers().values() for one in some
+            ]
+        }
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take its part of a state."""
-        own = {name.removeprefix(_PREFIX): one for name, one in tensors.items() if name.startswith(_PREFIX)}
+        own = {
+            name.removeprefix(_PREFIX): one
+            for name, one in tensors.items()
+            if name.startswith(_PREFIX)
+        }
         self.seen.copy_(own["seen"])
         try:
             for part in self._parts():

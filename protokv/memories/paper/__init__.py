@@ -1,1 +1,3 @@
-"""The paper's memory: its rule (Algorithms 1 and 2), its residuals (Algorithm 3) and its settings."""
+"""The paper's memory: its rule (Algorithms 1 and 2), its residuals (Algorithm 3) and its
+settings.
+"""

@@ -1,4 +1,5 @@
-"""`PaperPrototypeMemory`: the paper's memory, and that of `continuity`. The rule and the settings are in `rule`.
+"""`PaperPrototypeMemory`: the paper's memory, and that of `continuity`. The rule and the settings
+are in `rule`.
 
 A pseudo-token is a centre and one of the likeliest residuals of its prototype (Algorithm 4).
 """
@@ -52,10 +53,16 @@ class PaperPrototypeMemory(PrototypeMemory):
     def _compute_bias(self, mass: Tensor) -> Tensor:
         if self._config.mass_bias == "off":
             return (mass > 0).log()
-        return mass.log() - (math.log(self._config.pseudo_tokens) if self._config.mass_bias == "log_n_over_s" else 0.0)
+        return mass.log() - (
+            math.log(self._config.pseudo_tokens)
+            if self._config.mass_bias == "log_n_over_s"
+            else 0.0
+        )
 
     def report(self) -> dict[str, Any]:
-        """Return the report of every memory of this kind, and for each layer what its residual statistics hold."""
+        """Return the report of every memory of this kind, and for each layer what its residual
+        statistics hold.
+        """
         found = super().report()
         if self._residuals is not None:
             layers = zip(found["layers"], self._residuals.report(), strict=True)

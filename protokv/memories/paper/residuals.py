@@ -1,11 +1,13 @@
-"""`ResidualStats`: what a centre averages away, as product-quantizer histograms of each prototype (Algorithm 3).
+"""`ResidualStats`: what a centre averages away, as product-quantizer histograms of each prototype
+(Algorithm 3).
 
-Until a head's reservoir is full, its residuals wait there with the prototype that they belong to; then its codebooks
-are fitted, once, and the waiting residuals are counted. Invariant: for every prototype of a fitted head, the counts of
-each subspace sum to n_res.
+Until a head's reservoir is full, its residuals wait there with the prototype that they belong to;
+then its codebooks are fitted, once, and the waiting residuals are counted. Invariant: for every
+prototype of a fitted head, the counts of each subspace sum to n_res.
 
-A residual of size D is split into G parts; each part is named by the nearest of its C codewords. All is deterministic:
-ties go to the lowest code, and scores of tuples of codes are whole numbers, so that equal sums are equal.
+A residual of size D is split into G parts; each part is named by the nearest of its C codewords.
+All is deterministic: ties go to the lowest code, and scores of tuples of codes are whole numbers,
+so that equal sums are equal.
 """
 
 from __future__ import annotations
@@ -29,33 +31,50 @@ _GOLDEN = (5**0.5 - 1) / 2
 CODEBOOK_ITERATIONS = 10
 """Lloyd iterations of a fit."""
 CODEBOOK_SMOOTHING = 1e-5
-"""epsilon of the histogram probabilities. The paper leaves it open; this is its first author's value."""
+"""epsilon of the histogram probabilities. The paper leaves it open; this is its first author's
+value.
+"""
 
 
 class ResidualStats(StateTensors):
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
 
     def __init__(self, config: Any, shape: MemoryShape, prototypes: int) -> None:
-        G, D = config.subquantizers, shape.head_size
+        G = config.subquantizers
+        D = shape.head_size
         if D % G:
             why = f"subquantizers: {G} parts do not divide the head size {D} of this model"
             raise ConfigError(why, hint="choose a divisor of the head size, or turn residual off")
         self._config = config
         self._size = (shape.layers, shape.kv_heads, prototypes, D)
-        state = {spec.name: spec.allocate(shape.device) for spec in self.declare(config, shape, prototypes)}
+        state = {
+            spec.name: spec.allocate(shape.device)
+            for spec in self.declare(config, shape, prototypes)
+        }
         self.counts = {name: state[name] for name in _COUNTS}
-        self.updates, self.fitted = state["residual.updates"], state["codebook.fitted"]
-        self.key_codebook, self.value_codebook = state["codebook.keys"], state["codebook.values"]
+        self.updates = state["residual.updates"]
+        self.fitted = state["codebook.fitted"]
+        self.key_codebook = state["codebook.keys"]
+        self.value_codebook = state["codebook.values"]
         self._warmup = {name: state[name] for name in _WARMUP}
         self._warmup["warmup.count"].zero_()
 
     @staticmethod
     def declare(config: Any, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
-        """Declare the statistics of K prototypes. The reservoir is gone once all heads are fitted."""
-        D, G, C, R = shape.head_size, config.subquantizers, config.codewords, config.warmup_residuals
-        head, heads = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
-        slot, slots = (*head, "prototype"), (*heads, prototypes)
-        f32, i32, i64 = torch.float32, torch.int32, torch.int64
+        """Declare the statistics of K prototypes. The reservoir is gone once all heads are
+        fitted.
+        """
+        D = shape.head_size
+        G = config.subquantizers
+        C = config.codewords
+        R = config.warmup_residuals
+        head = (LAYER, "kv_head")
+        heads = (shape.layers, shape.kv_heads)
+        slot = (*head, "prototype")
+        slots = (*heads, prototypes)
+        f32 = torch.float32
+        i32 = torch.int32
+        i64 = torch.int64
         counts = (*slot, "subquantizer", "codeword"), (*slots, G, C), i32
         book = (*head, "subquantizer", "codeword", "part_feature"), (*heads, G, C, D // G), f32
         waiting = (*head, "residual", "feature"), (*heads, R, D), f32
@@ -64,22 +83,37 @@ class ResidualStats(StateTensors):
         return (
             TensorSpec("residual.key_counts", *counts, "key codes counted", "tokens"),
             TensorSpec("residual.value_counts", *counts, "value codes counted", "tokens"),
-            TensorSpec("residual.updates", slot, slots, i32, "residuals counted or waiting", "tokens"),
+            TensorSpec(
+                "residual.updates", slot, slots, i32, "residuals counted or waiting", "tokens"
+            ),
             TensorSpec("codebook.keys", *book, "codewords of key residuals"),
             TensorSpec("codebook.values", *book, "codewords of value residuals"),
-            TensorSpec("codebook.fitted", head, heads, torch.bool, "whether a head has its codebooks"),
+            TensorSpec(
+                "codebook.fitted", head, heads, torch.bool, "whether a head has its codebooks"
+            ),
             TensorSpec("warmup.keys", *waiting, f"key {wait}", optional=True),
             TensorSpec("warmup.values", *waiting, f"value {wait}", optional=True),
             TensorSpec("warmup.owner", *owner, "their prototype; -1: none", fill=-1, optional=True),
-            # Where the tensor is absent, all heads are fitted, and a fitted head had a full reservoir.
-            TensorSpec("warmup.count", head, heads, i64, "residuals that came", "tokens", fill=R, optional=True),
+            # Where the tensor is absent, all heads are fitted, and a fitted head had a full
+            # reservoir.
+            TensorSpec(
+                "warmup.count",
+                head,
+                heads,
+                i64,
+                "residuals that came",
+                "tokens",
+                fill=R,
+                optional=True,
+            ),
         )
 
     def record_(self, keys: Tensor, values: Tensor, prototype: Tensor) -> Tensor:
-        """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were fitted by it.
+        """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were
+        fitted by it.
 
-        Keys and values `[B, T, D]` float32 are against the centre after the update; `prototype` `[B, T]` int64 absorbed
-        the token, -1 where the token is a prototype by itself.
+        Keys and values `[B, T, D]` float32 are against the centre after the update; `prototype`
+        `[B, T]` int64 absorbed the token, -1 where the token is a prototype by itself.
         """
         K = self._size[2]
         valid = prototype >= 0
@@ -88,7 +122,8 @@ class ResidualStats(StateTensors):
         ready = rows.new_empty(0)
         if self._warmup:
             # Those of heads that are not fitted go into their reservoirs.
-            count, most = self._warmup["warmup.count"].view(-1), self._config.warmup_residuals
+            count = self._warmup["warmup.count"].view(-1)
+            most = self._config.warmup_residuals
             place = count[:, None] + valid.cumsum(1) - 1
             waits = valid & ~self.fitted.view(-1, 1) & (place < most)
             head, token = waits.nonzero(as_tuple=True)
@@ -108,26 +143,37 @@ class ResidualStats(StateTensors):
         # One head at a time: a codebook does not depend on which heads are ready together.
         for head in heads.tolist():
             for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
-                codebook.flatten(0, 1)[head] = fit_codebook(samples[head], config.subquantizers, config.codewords)
+                codebook.flatten(0, 1)[head] = fit_codebook(
+                    samples[head], config.subquantizers, config.codewords
+                )
         self.fitted.view(-1)[heads] = True
-        waiting = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True) & (owner >= 0)
+        waiting = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True) & (
+            owner >= 0
+        )
         self._count(keys, values, owner, waiting)
-        # What was counted is not kept, so that the state does not depend on how long other heads take.
+        # What was counted is not kept, so that the state does not depend on how long other heads
+        # take.
         for tensor, empty in ((keys, 0.0), (values, 0.0), (owner, -1)):
             tensor[heads] = empty
         if self.fitted.all():
             self._warmup = {}
 
     def _count(self, keys: Tensor, values: Tensor, prototype: Tensor, valid: Tensor) -> None:
-        """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is fitted."""
-        K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
+        """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is
+        fitted.
+        """
+        K = self._size[2]
+        G = self._config.subquantizers
+        C = self._config.codewords
         counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
         codes = [
             _encode_residuals(codebook.flatten(0, 1), residuals)
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
         head = torch.arange(len(prototype), device=prototype.device)[:, None]
-        start = (head * K + prototype.clamp(min=0))[..., None] * G + torch.arange(G, device=head.device)
+        start = (head * K + prototype.clamp(min=0))[..., None] * G + torch.arange(
+            G, device=head.device
+        )
         for counts, code in zip(self.counts.values(), codes, strict=True):
             flat = (start * C + code).view(-1)
             counts.view(-1).index_add_(0, flat, counted.expand(-1, -1, G).reshape(-1))
@@ -147,18 +193,23 @@ class ResidualStats(StateTensors):
         self._rename_owners(gone, into % self._size[2])
 
     def _rename_owners(self, rows: Tensor, prototypes: Tensor) -> None:
-        """Give residuals that wait for prototypes `rows` `[n]` to `prototypes` `[n]` of the same head."""
+        """Give residuals that wait for prototypes `rows` `[n]` to `prototypes` `[n]` of the same
+        head.
+        """
         if not self._warmup:
             return
-        K, owner = self._size[2], self._warmup["warmup.owner"].flatten(0, 1)
+        K = self._size[2]
+        owner = self._warmup["warmup.owner"].flatten(0, 1)
         names = torch.arange(K, device=owner.device).repeat(len(owner))
         names[rows] = prototypes
         owner.copy_(torch.where(owner >= 0, names.view(-1, K).gather(1, owner.clamp(min=0)), owner))
 
     def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
-        """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[n, S, D]` float32 each.
+        """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[n,
+        S, D]` float32 each.
 
-        They are paired by rank; zeros where a prototype has no residuals, or its head no codebooks yet.
+        They are paired by rank; zeros where a prototype has no residuals, or its head no codebooks
+        yet.
         """
         K = self._size[2]
         heads = rows // K
@@ -172,9 +223,15 @@ class ResidualStats(StateTensors):
         return keys, values
 
     def report(self) -> list[dict[str, Any]]:
-        """Return for each layer: residual updates held, how far the codebooks are, and the entropy of their usage."""
+        """Return for each layer: residual updates held, how far the codebooks are, and the entropy
+        of their usage.
+        """
         R = self._config.warmup_residuals
-        count = self._warmup["warmup.count"] if self._warmup else torch.full_like(self.fitted, R, dtype=torch.int64)
+        count = (
+            self._warmup["warmup.count"]
+            if self._warmup
+            else torch.full_like(self.fitted, R, dtype=torch.int64)
+        )
         keys, values = (counts.sum(2) for counts in self.counts.values())
         return [
             {
@@ -189,7 +246,9 @@ class ResidualStats(StateTensors):
         ]
 
     def live_tensors(self) -> dict[str, Tensor]:
-        """Return its part of the state. The `warmup.*` tensors are gone once all heads are fitted."""
+        """Return its part of the state. The `warmup.*` tensors are gone once all heads are
+        fitted.
+        """
         return {
             **self.counts,
             "residual.updates": self.updates,
@@ -200,43 +259,63 @@ class ResidualStats(StateTensors):
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the statistics of a state; a reservoir that no head waits for is left out."""
-        fitted, device = bool(tensors["codebook.fitted"].all()), self.updates.device
+        fitted = bool(tensors["codebook.fitted"].all())
+        device = self.updates.device
         missing = [name for name in _WARMUP if name not in tensors]
         if missing and not (fitted and len(missing) == len(_WARMUP)):
-            raise StateCorrupt(f"state: tensor {missing[0]} is missing while heads wait for their codebooks")
+            raise StateCorrupt(
+                f"state: tensor {missing[0]} is missing while heads wait for their codebooks"
+            )
         if not missing:
-            R, K, owner, count = self._config.warmup_residuals, self._size[2], *(tensors[name] for name in _WARMUP[2:])
+            R, K, owner, count = (
+                self._config.warmup_residuals,
+                self._size[2],
+                *(tensors[name] for name in _WARMUP[2:]),
+            )
             if ((owner < -1) | (owner >= K)).any() or ((count < 0) | (count > R)).any():
-                raise StateCorrupt(f"state: warmup.owner and warmup.count lead beyond {K} prototypes or {R} places")
-        self._warmup = {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
+                raise StateCorrupt(
+                    f"state: warmup.owner and warmup.count lead beyond {K} prototypes or {R} places"
+                )
+        self._warmup = (
+            {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
+        )
         for name, tensor in self.live_tensors().items():
             if name not in _WARMUP:
                 tensor.copy_(tensors[name])
 
 
 def _entropy(used: Tensor) -> float:
-    """Return the bits in a choice of codeword, mean over heads and subspaces of counts `[H, G, C]`; at most log2 C."""
+    """Return the bits in a choice of codeword, mean over heads and subspaces of counts `[H, G, C]`;
+    at most log2 C.
+    """
     share = used.double() / used.sum(2, keepdim=True).clamp(min=1)
     return float(torch.special.entr(share).sum(2).mean()) / math.log(2)
 
 
 def fit_codebook(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
-    """Return the codebook `[G, C, D / G]` of samples `[n, D]`, `n >= C`, by Lloyd's k-means in each subspace.
+    """Return the codebook `[G, C, D / G]` of samples `[n, D]`, `n >= C`, by Lloyd's k-means in each
+    subspace.
 
-    A codeword that no sample chooses moves to the sample farthest from its own codeword, the next one to the next.
+    A codeword that no sample chooses moves to the sample farthest from its own codeword, the next
+    one to the next.
     """
-    n, G, C = samples.shape[0], subquantizers, codewords
+    n = samples.shape[0]
+    G = subquantizers
+    C = codewords
     parts = samples.view(n, G, -1).transpose(0, 1).contiguous()
     codebook = _spread_out(parts, C)
     squares = parts.square().sum(2)
     for _ in range(CODEBOOK_ITERATIONS):
-        distance = codebook.square().sum(2)[:, None] - 2 * torch.bmm(parts, codebook.transpose(1, 2))
+        distance = codebook.square().sum(2)[:, None] - 2 * torch.bmm(
+            parts, codebook.transpose(1, 2)
+        )
         nearest, code = distance.min(2)
         member = torch.nn.functional.one_hot(code, C).to(parts.dtype)
         size = member.sum(1)
         means = torch.bmm(member.transpose(1, 2), parts) / size.clamp(min=1)[..., None]
         empty = size == 0
-        # A sample alone in its cluster becomes a codeword by itself; a second one there would be lost.
+        # A sample alone in its cluster becomes a codeword by itself; a second one there would be
+        # lost.
         alone = size.gather(1, code) == 1
         farthest = (nearest + squares).masked_fill(alone, -torch.inf).topk(C, dim=1).indices
         farthest = farthest.gather(1, (empty.cumsum(1) - 1).clamp(min=0))
@@ -246,7 +325,9 @@ def fit_codebook(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
 
 
 def _spread_out(parts: Tensor, codewords: int) -> Tensor:
-    """Choose first codewords `[G, C, d]` among samples `[G, n, d]`: k-means++ (Arthur and Vassilvitskii, 2007)."""
+    """Choose first codewords `[G, C, d]` among samples `[G, n, d]`: k-means++ (Arthur and
+    Vassilvitskii, 2007).
+    """
     n = parts.shape[1]
     chosen = [parts[:, 0]]
     distance = torch.full(parts.shape[:2], torch.inf, device=parts.device)
@@ -260,7 +341,9 @@ def _spread_out(parts: Tensor, codewords: int) -> Tensor:
 
 
 def _encode_residuals(codebook: Tensor, vectors: Tensor) -> Tensor:
-    """Return codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
+    """Return codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D /
+    G]`.
+    """
     B, G, C, d = codebook.shape
     parts = vectors.view(B, -1, G, d).transpose(1, 2).reshape(B * G, -1, d)
     words = codebook.reshape(B * G, C, d)
@@ -269,26 +352,37 @@ def _encode_residuals(codebook: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
-    """Return vectors `[n, S, D]` of codes `[n, S, G]` under the codebooks `[B, G, C, D / G]` of `heads` `[n]`."""
+    """Return vectors `[n, S, D]` of codes `[n, S, G]` under the codebooks `[B, G, C, D / G]` of
+    `heads` `[n]`.
+    """
     part = torch.arange(codebook.shape[1], device=codes.device)
     return codebook[heads[:, None, None], part, codes].flatten(2)
 
 
 def find_likeliest_codes(counts: Tensor, modes: int) -> Tensor:
-    """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]` int64.
+    """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]`
+    int64.
 
-    This is Algorithm 3 with a beam of S instead of B = 4 S, which is as good, as a score is a sum over subspaces. Ties
-    go to the better prefix, then to the lower code. Where there are fewer than S tuples, they are repeated in order.
+    This is Algorithm 3 with a beam of S instead of B = 4 S, which is as good, as a score is a sum
+    over subspaces. Ties go to the better prefix, then to the lower code. Where there are fewer than
+    S tuples, they are repeated in order.
     """
     G, C = counts.shape[1:]
     total = counts.sum(2, keepdim=True).double() + C * CODEBOOK_SMOOTHING
-    scores = ((counts.double() + CODEBOOK_SMOOTHING) / total).log().mul_(_SCORE_UNIT).round_().long()
-    scores, codes = (part[:, :, :modes] for part in scores.sort(dim=2, descending=True, stable=True))
-    beam, chosen = scores[:, 0], codes[:, 0, :, None]
+    scores = (
+        ((counts.double() + CODEBOOK_SMOOTHING) / total).log().mul_(_SCORE_UNIT).round_().long()
+    )
+    scores, codes = (
+        part[:, :, :modes] for part in scores.sort(dim=2, descending=True, stable=True)
+    )
+    beam = scores[:, 0]
+    chosen = codes[:, 0, :, None]
     for g in range(1, G):
         sums = (beam[:, :, None] + scores[:, g, None]).flatten(1)
         best = sums.sort(dim=1, descending=True, stable=True).indices[:, :modes]
-        beam, prefix, code = sums.gather(1, best), best // codes.shape[2], best % codes.shape[2]
+        beam = sums.gather(1, best)
+        prefix = best // codes.shape[2]
+        code = best % codes.shape[2]
         last = codes[:, g].gather(1, code)[..., None]
         chosen = torch.cat((chosen.gather(1, prefix[..., None].expand(-1, -1, g)), last), 2)
     return chosen[:, torch.arange(modes, device=counts.device) % chosen.shape[1]]

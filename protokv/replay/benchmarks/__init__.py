@@ -13,7 +13,8 @@ from protokv.replay.benchmarks.streamingbench import StreamingBench
 from protokv.replay.benchmarks.videomme import VideoMme
 
 BENCHMARKS: Final[dict[str, Benchmark]] = {
-    benchmark.name: benchmark for benchmark in (RvsEgo(), RvsMovie(), OvoBench(), StreamingBench(), VideoMme(), Mlvu())
+    benchmark.name: benchmark
+    for benchmark in (RvsEgo(), RvsMovie(), OvoBench(), StreamingBench(), VideoMme(), Mlvu())
 }
 """Every data set by its name."""
 
@@ -27,4 +28,6 @@ def find_benchmark(name: str) -> Benchmark:
 
 def find_question_group(question_type: str, dataset: str) -> str:
     """Return the group of a type in the tables of a data set; `OTHER_GROUP` outside of one."""
-    return BENCHMARKS[dataset].find_type(question_type).group if dataset in BENCHMARKS else OTHER_GROUP
+    return (
+        BENCHMARKS[dataset].find_type(question_type).group if dataset in BENCHMARKS else OTHER_GROUP
+    )

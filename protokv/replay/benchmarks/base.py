@@ -1,4 +1,5 @@
-"""The interface of a published benchmark: videos with questions, the prompt, and the rule that scores an answer.
+"""The interface of a published benchmark: videos with questions, the prompt, and the rule that
+scores an answer.
 
 A data set reads annotations only: it opens no video and knows no model and no memory.
 """
@@ -34,7 +35,8 @@ class BenchmarkVideo:
 
     name: str  # unique in the annotations
     path: str  # in the annotations; `files.find_dataset_video` finds the file
-    clip_s: tuple[float, float] | None = None  # the part that questions are about, if a file may hold only that part
+    # the part that questions are about, if a file may hold only that part
+    clip_s: tuple[float, float] | None = None
 
 
 class Benchmark(ABC):
@@ -56,22 +58,31 @@ class Benchmark(ABC):
 
     def find_type(self, name: str) -> QuestionType:
         """Return a type by its name; the answers of an unknown one may change with time."""
-        return next((kind for kind in self.types if kind.name == name), QuestionType(name, retrospective=False))
+        return next(
+            (kind for kind in self.types if kind.name == name),
+            QuestionType(name, retrospective=False),
+        )
 
     @abstractmethod
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(
+        self, root: Path, notes: Counter[str]
+    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Yield each question of the annotations below a folder with its video, in their order.
 
-        `notes` counts what is left out or differs from the publication. SourceNotFound: there are no annotations; names
-        the expected file. ConfigError: they are not as published; names the place.
+        `notes` counts what is left out or differs from the publication. SourceNotFound: there are
+        no annotations; names the expected file. ConfigError: they are not as published; names the
+        place.
         """
 
     @abstractmethod
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
-        """Score an answer to the official prompt by the official rule; `kind` is the type, a letter may be expected."""
+        """Score an answer to the official prompt by the official rule; `kind` is the type, a letter
+        may be expected.
+        """
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """Return the numbers that papers print, by name, from the accuracies of the types that were asked.
+        """Return the numbers that papers print, by name, from the accuracies of the types that were
+        asked.
 
         A number is left out if one of its types was not asked.
         """
@@ -80,4 +91,8 @@ class Benchmark(ABC):
 
 def average_question_types(shares: Mapping[str, float], types: Sequence[str]) -> float | None:
     """Return the mean over types, each counted once; None unless all were asked."""
-    return sum(shares[name] for name in types) / len(types) if types and all(t in shares for t in types) else None
+    return (
+        sum(shares[name] for name in types) / len(types)
+        if types and all(t in shares for t in types)
+        else None
+    )

@@ -1,10 +1,12 @@
-"""MLVU, the seven multiple-choice tasks of its development set, asked when the whole video was seen.
+"""MLVU, the seven multiple-choice tasks of its development set, asked when the whole video was
+seen.
 
-Source: github.com/JUNJIE99/MLVU at fd060c1, seven files `1_plotQA.json` to `7_topic_reasoning.json` (CC BY-NC-SA 4.0);
-the two generation tasks, `8_sub_scene.json` and `9_summary.json`, are not asked. Prompt and rule of
-`evaluation/multiple_choice_evaluation/choice_bench.py`: the character before the first ")" is the letter, or
-the whole answer if there is none. That code begins the model's answer with "Best Option: ("; here these words end the
-question. The official average, M-Avg, is the mean of the seven tasks.
+Source: github.com/JUNJIE99/MLVU at fd060c1, seven files `1_plotQA.json` to `7_topic_reasoning.json`
+(CC BY-NC-SA 4.0); the two generation tasks, `8_sub_scene.json` and `9_summary.json`, are not asked.
+Prompt and rule of `evaluation/multiple_choice_evaluation/choice_bench.py`: the character before the
+first ")" is the letter, or the whole answer if there is none. That code begins the model's answer
+with "Best Option: ("; here these words end the question. The official average, M-Avg, is the mean
+of the seven tasks.
 """
 
 from __future__ import annotations
@@ -16,8 +18,18 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType, average_question_types
-from protokv.replay.benchmarks.files import find_annotations, find_dataset_file, list_choices, read_annotations
+from protokv.replay.benchmarks.base import (
+    Benchmark,
+    BenchmarkVideo,
+    QuestionType,
+    average_question_types,
+)
+from protokv.replay.benchmarks.files import (
+    find_annotations,
+    find_dataset_file,
+    list_choices,
+    read_annotations,
+)
 from protokv.replay.questions import ReplayQuestion
 
 _PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
@@ -50,7 +62,9 @@ class Mlvu(Benchmark):
     templates = (_PROMPT,)
     source = "https://github.com/JUNJIE99/MLVU"
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(
+        self, root: Path, notes: Counter[str]
+    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read the files that are there; a missing one is noted."""
         # At least one of them must be there.
         find_annotations(root, [f"{task}.json" for task in _TASKS], self.name)
@@ -61,11 +75,15 @@ class Mlvu(Benchmark):
                 continue
             for number, row in enumerate(read_annotations(path)):
                 options = [str(option) for option in row.read("candidates", list)]
-                text, answer, video = row.read("question"), row.read("answer"), f"{task}/{row.read('video')}"
+                text = row.read("question")
+                answer = row.read("answer")
+                video = f"{task}/{row.read('video')}"
                 letter = ascii_uppercase[options.index(answer)] if answer in options else _NO_LETTER
                 notes["questions whose answer is none of their candidates"] += letter == _NO_LETTER
                 prompt = _PROMPT.format(question=text, options=list_choices(options, "({}) {}"))
-                question = ReplayQuestion(f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt)
+                question = ReplayQuestion(
+                    f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt
+                )
                 yield BenchmarkVideo(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:

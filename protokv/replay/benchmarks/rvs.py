@@ -1,14 +1,16 @@
 """RVS-Ego and RVS-Movie: open questions about hour-long streams, judged by a model that reads.
 
-Annotations: the conversion of ReKV, `ego4d_oe.json` and `movienet_oe.json` (huggingface.co/datasets/Becomebright/RVS):
-videos with `conversations` of `question`, `answer`, `start_time`, `end_time`; a question is asked at its `end_time`. It
-lacks `answer_type`, which the original VStream-QA files have (huggingface.co/datasets/IVGSZ/VStream-QA,
-`test_qa_ego4d.json` and `test_qa_movienet.json`, CC BY-NC 4.0), so types are joined by question and answer, and by the
-video if several types remain. A question without a match has the type `unjoined`, which no sweep over delays asks.
+Annotations: the conversion of ReKV, `ego4d_oe.json` and `movienet_oe.json`
+(huggingface.co/datasets/Becomebright/RVS): videos with `conversations` of `question`, `answer`,
+`start_time`, `end_time`; a question is asked at its `end_time`. It lacks `answer_type`, which the
+original VStream-QA files have (huggingface.co/datasets/IVGSZ/VStream-QA, `test_qa_ego4d.json` and
+`test_qa_movienet.json`, CC BY-NC 4.0), so types are joined by question and answer, and by the video
+if several types remain. A question without a match has the type `unjoined`, which no sweep over
+delays asks.
 
-Seconds of RVS-Movie are numbers of key frames, shown at one per second (`.npy` arrays, or a video file of that rate),
-counted from the beginning of the film. If the length of a file shows that it holds the clip alone, `clip_start_time` is
-subtracted when it is opened.
+Seconds of RVS-Movie are numbers of key frames, shown at one per second (`.npy` arrays, or a video
+file of that rate), counted from the beginning of the film. If the length of a file shows that it
+holds the clip alone, `clip_start_time` is subtracted when it is opened.
 """
 
 from __future__ import annotations
@@ -40,14 +42,19 @@ class _Rvs(Benchmark):
     types = _TYPES
     # Both published runners ask the bare question in the model's own chat template.
     templates = ("{question}",)
-    source = "https://huggingface.co/datasets/IVGSZ/VStream-QA, https://huggingface.co/datasets/Becomebright/RVS"
+    source = (
+        "https://huggingface.co/datasets/IVGSZ/VStream-QA, "
+        "https://huggingface.co/datasets/Becomebright/RVS"
+    )
     open_ended = True
     max_new_tokens = 256
     judge = F1_SCORING_RULE
     annotations: ClassVar[tuple[str, ...]]
     originals: ClassVar[tuple[str, ...]]
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(
+        self, root: Path, notes: Counter[str]
+    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read the conversion, and the types from the original if it is there."""
         path = find_annotations(root, self.annotations, self.name)
         original = find_dataset_file(root, self.originals)
@@ -60,12 +67,17 @@ class _Rvs(Benchmark):
             clip_s = (float(start or 0), float(end or 0)) if known_clip else None
             video = BenchmarkVideo(name, str(record.values.get("video_path") or name), clip_s)
             for number, row in enumerate(record.read_all("conversations", "conversation")):
-                text, answer = row.read("question"), row.read("answer")
+                text = row.read("question")
+                answer = row.read("answer")
                 kind = _join(known, name, text, answer)
                 notes["questions without a type"] += kind == _UNJOINED
                 asked_s = float(row.read("end_time", int, float))
-                text, answer = text.strip(), answer.strip()
-                yield video, ReplayQuestion(str(number), text, answer, kind, asked_s, "query", self.name)
+                text = text.strip()
+                answer = answer.strip()
+                yield (
+                    video,
+                    ReplayQuestion(str(number), text, answer, kind, asked_s, "query", self.name),
+                )
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Score it until a judge does: a token F1 of one half."""
@@ -98,10 +110,14 @@ def _read_types(path: Path) -> Mapping[tuple[str, str], Mapping[str, set[str]]]:
     return found
 
 
-def _join(known: Mapping[tuple[str, str], Mapping[str, set[str]]], video: str, text: str, answer: str) -> str:
+def _join(
+    known: Mapping[tuple[str, str], Mapping[str, set[str]]], video: str, text: str, answer: str
+) -> str:
     kinds: Mapping[str, Any] = known.get((_plain(text), _plain(answer)), {})
     if len(kinds) > 1:
-        kinds = {kind: videos for kind, videos in kinds.items() if any(video in name for name in videos)}
+        kinds = {
+            kind: videos for kind, videos in kinds.items() if any(video in name for name in videos)
+        }
     return next(iter(kinds)) if len(kinds) == 1 else _UNJOINED
 
 

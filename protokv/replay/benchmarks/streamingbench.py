@@ -1,14 +1,15 @@
 """StreamingBench, real-time visual understanding: four options, asked at a time of the video.
 
-Source: github.com/THUNLP-MT/StreamingBench at 8929923, `src/data/questions_real.json` or `questions_real_stream.json`
-(the same questions one entry per video), prompt of `src/benchmark/StreamingBench.py`, rule of `src/data/count.py`: the
-first character of the answer is the letter. That code does not count an empty answer; here it is wrong.
+Source: github.com/THUNLP-MT/StreamingBench at 8929923, `src/data/questions_real.json` or
+`questions_real_stream.json` (the same questions one entry per video), prompt of
+`src/benchmark/StreamingBench.py`, rule of `src/data/count.py`: the first character of the answer is
+the letter. That code does not count an empty answer; here it is wrong.
 
-The published code never reaches its schedule of frame rates, so the protocol is one frame per second. Its script shows
-the whole video before the question (`CONTEXT_TIME=-1`); the paper's main table shows the last 60 seconds. Here the
-stream is watched from its beginning. The time of asking is `time_stamp`, even for the more than 200 questions that lie
-outside the `time` of their entry. Clock times are sums of powers of 60 in any form (`00:24`, `0:07:40`), as in the
-published code.
+The published code never reaches its schedule of frame rates, so the protocol is one frame per
+second. Its script shows the whole video before the question (`CONTEXT_TIME=-1`); the paper's main
+table shows the last 60 seconds. Here the stream is watched from its beginning. The time of asking
+is `time_stamp`, even for the more than 200 questions that lie outside the `time` of their entry.
+Clock times are sums of powers of 60 in any form (`00:24`, `0:07:40`), as in the published code.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from pathlib import Path
 from typing import Final
 
 from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType
-from protokv.replay.benchmarks.files import AnnotationRecord, find_annotations, list_choices, read_annotations
+from protokv.replay.benchmarks.files import (
+    AnnotationRecord,
+    find_annotations,
+    list_choices,
+    read_annotations,
+)
 from protokv.replay.questions import ReplayQuestion
 
 _PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
@@ -33,9 +39,17 @@ Options:
 The best option is:"""  # noqa: E501
 
 _TASKS: Final = (
-    "Object Recognition", "Causal Reasoning", "Clips Summarize", "Attribute Recognition", "Event Understanding",
-    "Text-Rich Understanding", "Prospective Reasoning", "Spatial Understanding", "Action Recognition", "Counting",
-)  # fmt: skip
+    "Object Recognition",
+    "Causal Reasoning",
+    "Clips Summarize",
+    "Attribute Recognition",
+    "Event Understanding",
+    "Text-Rich Understanding",
+    "Prospective Reasoning",
+    "Spatial Understanding",
+    "Action Recognition",
+    "Counting",
+)
 
 
 class StreamingBench(Benchmark):
@@ -47,19 +61,28 @@ class StreamingBench(Benchmark):
     source = "https://github.com/THUNLP-MT/StreamingBench"
     fps = 1.0
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(
+        self, root: Path, notes: Counter[str]
+    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read either form; entries about one video become one stream."""
-        path = find_annotations(root, ("questions_real.json", "questions_real_stream.json"), self.name)
+        path = find_annotations(
+            root, ("questions_real.json", "questions_real_stream.json"), self.name
+        )
         asked = Counter[str]()
         for entry in read_annotations(path):
             video = entry.read("video_path")
             for row in entry.read_all("questions", "question"):
-                options, text = row.read_options(), row.read("question")
+                options = row.read_options()
+                text = row.read("question")
                 kind = row.read("task_type").removesuffix(" Perception")
-                prompt, letter = _PROMPT.format(question=text, options=list_choices(options)), row.read_letter(options)
-                time_s, name = parse_annotated_time(row, "time_stamp"), str(asked[video])
+                prompt = _PROMPT.format(question=text, options=list_choices(options))
+                letter = row.read_letter(options)
+                time_s = parse_annotated_time(row, "time_stamp")
+                name = str(asked[video])
                 asked[video] += 1
-                question = ReplayQuestion(name, text, letter, kind, time_s, "query", self.name, prompt)
+                question = ReplayQuestion(
+                    name, text, letter, kind, time_s, "query", self.name, prompt
+                )
                 yield BenchmarkVideo(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
@@ -68,7 +91,9 @@ class StreamingBench(Benchmark):
 
 
 def parse_annotated_time(row: AnnotationRecord, name: str) -> float:
-    """Return the seconds of `0:07:40` or `00:12450`: its parts times powers of 60. ConfigError: it is no clock time."""
+    """Return the seconds of `0:07:40` or `00:12450`: its parts times powers of 60. ConfigError: it
+    is no clock time.
+    """
     text = row.read(name).strip()
     if not re.fullmatch(r"\d+(:\d+)*", text):
         raise row.refuse(f"{text!r} is no clock time")

@@ -1,12 +1,14 @@
 """VideoMME: four options, asked when the whole video was seen; short, medium and long videos.
 
-Source: huggingface.co/datasets/lmms-lab/Video-MME (900 videos, 2,700 questions), a Parquet table or its JSON export;
-prompt and rule of the authors' `eval_your_results.py` (github.com/MME-Benchmarks/Video-MME): without common
-prefixes, the first of A, B, C, D anywhere, so "A man" is option A.
+Source: huggingface.co/datasets/lmms-lab/Video-MME (900 videos, 2,700 questions), a Parquet table or
+its JSON export; prompt and rule of the authors' `eval_your_results.py`
+(github.com/MME-Benchmarks/Video-MME): without common prefixes, the first of A, B, C, D anywhere, so
+"A man" is option A.
 
-The setting with subtitles (`open_dataset`, `subtitles`) asks the same questions with the same prompt. What is said
-enters the stream in its time and shares the budget with the pictures. The authors put the subtitles of the sampled
-frames into the prompt instead, so their figures are of another setting.
+The setting with subtitles (`open_dataset`, `subtitles`) asks the same questions with the same
+prompt. What is said enters the stream in its time and shares the budget with the pictures. The
+authors put the subtitles of the sampled frames into the prompt instead, so their figures are of
+another setting.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType, average_question_types
+from protokv.replay.benchmarks.base import (
+    Benchmark,
+    BenchmarkVideo,
+    QuestionType,
+    average_question_types,
+)
 from protokv.replay.benchmarks.files import find_annotations, list_choices, read_annotations
 from protokv.replay.questions import ReplayQuestion
 
@@ -29,9 +36,15 @@ The best answer is:"""  # noqa: E501
 _DURATIONS: Final = ("short", "medium", "long")
 
 _PREFIXES: Final = (
-    "The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is",
-    "The correct option is", "Best answer:", "Best option:",
-)  # fmt: skip
+    "The best answer is",
+    "The correct answer is",
+    "The answer is",
+    "The answer",
+    "The best option is",
+    "The correct option is",
+    "Best answer:",
+    "Best option:",
+)
 
 
 class VideoMme(Benchmark):
@@ -42,15 +55,27 @@ class VideoMme(Benchmark):
     templates = (_PROMPT,)
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(
+        self, root: Path, notes: Counter[str]
+    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read the table; all questions are asked at the end."""
-        names = ("test-00000-of-00001.parquet", "videomme.parquet", "videomme.json", "videomme.jsonl")
+        names = (
+            "test-00000-of-00001.parquet",
+            "videomme.parquet",
+            "videomme.json",
+            "videomme.jsonl",
+        )
         for row in read_annotations(find_annotations(root, names, self.name)):
-            options, text, kind = row.read_options(), row.read("question"), row.read("duration")
+            options = row.read_options()
+            text = row.read("question")
+            kind = row.read("duration")
             if kind not in _DURATIONS:
                 raise row.refuse(f"duration {kind!r} is none of {', '.join(_DURATIONS)}")
-            prompt, letter = _PROMPT.format(question=text, options=list_choices(options)), row.read_letter(options)
-            question = ReplayQuestion(row.read("question_id"), text, letter, kind, math.inf, "end", self.name, prompt)
+            prompt = _PROMPT.format(question=text, options=list_choices(options))
+            letter = row.read_letter(options)
+            question = ReplayQuestion(
+                row.read("question_id"), text, letter, kind, math.inf, "end", self.name, prompt
+            )
             yield BenchmarkVideo(row.read("videoID"), row.read("videoID")), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:

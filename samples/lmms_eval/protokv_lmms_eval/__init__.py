@@ -1,1 +1,3 @@
-"""The plugin for lmms-eval: `plugin` has the chat model that the harness finds, `answerer` answers its questions."""
+"""The plugin for lmms-eval: `plugin` has the chat model that the harness finds, `answerer` answers
+its questions.
+"""

@@ -2,9 +2,11 @@
 
 Found by the entry point group `lmms_eval.models`:
 
-    lmms-eval --model protokv --model_args model=Qwen/Qwen2.5-VL-7B-Instruct,memory=durable,budget=4000 --tasks videomme
+    lmms-eval --model protokv --model_args
+    model=Qwen/Qwen2.5-VL-7B-Instruct,memory=durable,budget=4000 --tasks videomme
 
-The harness keeps its tasks, prompts and scores; a video is a stream, watched once. Importing this needs lmms-eval.
+The harness keeps its tasks, prompts and scores; a video is a stream, watched once. Importing this
+needs lmms-eval.
 """
 
 from __future__ import annotations
@@ -27,19 +29,25 @@ class ProtoKV(lmms):
 
     is_simple = False
 
-    def __init__(self, model: str = "protokv/mini", batch_size: int | str = 1, **settings: Any) -> None:
+    def __init__(
+        self, model: str = "protokv/mini", batch_size: int | str = 1, **settings: Any
+    ) -> None:
         """Load the model; see `Answerer`. `batch_size` comes from the harness and has no effect."""
         super().__init__()
         # The harness hands its general options to every model.
         for name in ("max_batch_size", "world_size"):
             settings.pop(name, None)
-        self._answerer = Answerer(model, **{name: value for name, value in settings.items() if value is not None})
+        self._answerer = Answerer(
+            model, **{name: value for name, value in settings.items() if value is not None}
+        )
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """Return the answers in the order of the requests; each video is watched once."""
         wanted = [self._read(request) for request in requests]
         answers = [""] * len(requests)
-        order = sorted(range(len(wanted)), key=lambda i: (wanted[i][0], wanted[i][2] or float("inf")))
+        order = sorted(
+            range(len(wanted)), key=lambda i: (wanted[i][0], wanted[i][2] or float("inf"))
+        )
         for i in order:
             video, prompt, until_s, options = wanted[i]
             decoding = Decoding(max_new_tokens=int(options.get("max_new_tokens", 64)))
@@ -58,7 +66,9 @@ class ProtoKV(lmms):
         raise NotImplementedError("protokv answers single questions; choose a task of one round")
 
     def _read(self, request: Any) -> tuple[str, str, float | None, Mapping[str, Any]]:
-        """Return the video, the prompt, the time until which it may be seen, and the options of generation."""
+        """Return the video, the prompt, the time until which it may be seen, and the options of
+        generation.
+        """
         _, to_messages, options, doc_id, task, split = request.args
         videos: list[tuple[str, float | None]] = []
         texts: list[str] = []
@@ -69,8 +79,15 @@ class ProtoKV(lmms):
                 elif part["type"] == "video":
                     videos.append((str(part["url"]), part.get("end_time")))
                 else:
-                    raise ConfigError(f"task {task} shows a question something other than a video: {part['type']}")
+                    raise ConfigError(
+                        f"task {task} shows a question something other than a video: {part['type']}"
+                    )
         if len(videos) != 1:
-            raise ConfigError(f"task {task} shows a question {len(videos)} videos", hint="choose a task with one")
-        (video, until_s), prompt = videos[0], "\n".join(text.strip() for text in texts if text.strip())
+            raise ConfigError(
+                f"task {task} shows a question {len(videos)} videos", hint="choose a task with one"
+            )
+        (video, until_s), prompt = (
+            videos[0],
+            "\n".join(text.strip() for text in texts if text.strip()),
+        )
         return video, prompt, until_s, options

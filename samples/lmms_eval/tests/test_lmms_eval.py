@@ -1,4 +1,6 @@
-"""Answers for another harness: one pass a video, no frame behind the time, and the same text as a session gives."""
+"""Answers for another harness: one pass a video, no frame behind the time, and the same text as a
+session gives.
+"""
 
 from __future__ import annotations
 
@@ -69,19 +71,27 @@ def request(clip: Path, question: str, until_s: float | None, **options: object)
 
 @pytest.mark.filterwarnings("ignore")
 @lmms_eval
-def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clips: list[Path]) -> None:
+def test_the_plugin_is_found_and_gives_the_same_answers(
+    answerer: Answerer, clips: list[Path]
+) -> None:
     from lmms_eval.models.registry_v2 import ModelRegistryV2
     from protokv_lmms_eval.plugin import MANIFEST
 
     registry = ModelRegistryV2()
     registry.register_manifest(MANIFEST)
-    model = registry.get_model_class("protokv")(model="protokv/mini", memory="durable", budget=90, device="cpu")
+    model = registry.get_model_class("protokv")(
+        model="protokv/mini", memory="durable", budget=90, device="cpu"
+    )
     model.task_dict = {"shapes": {"test": [{}]}}
     questions = [(clip, text, at) for clip in clips for at in (10.0, None) for text in QUESTIONS]
-    requests = [request(clip, text, at, max_new_tokens=4, until=["\n\n"]) for clip, text, at in questions]
+    requests = [
+        request(clip, text, at, max_new_tokens=4, until=["\n\n"]) for clip, text, at in questions
+    ]
     # Not in order of time.
     given = model.generate_until(requests[::-1])[::-1]
-    assert given == [answerer.answer(clip, text, until_s=at, decoding=SHORT) for clip, text, at in questions]
+    assert given == [
+        answerer.answer(clip, text, until_s=at, decoding=SHORT) for clip, text, at in questions
+    ]
     pictured = request(clips[0], "What is it?", None)
     pictured.args[1](None)[0]["content"][0]["type"] = "image"
     with pytest.raises(ConfigError, match="other than a video"):
@@ -91,5 +101,7 @@ def test_the_plugin_is_found_and_gives_the_same_answers(answerer: Answerer, clip
 @pytest.mark.filterwarnings("ignore")
 @lmms_eval
 def test_an_installed_package_names_the_plugin() -> None:
-    (found,) = (point for point in entry_points(group="lmms_eval.models") if point.name == "protokv")
+    (found,) = (
+        point for point in entry_points(group="lmms_eval.models") if point.name == "protokv"
+    )
     assert found.value == "protokv_lmms_eval.plugin:MANIFEST"

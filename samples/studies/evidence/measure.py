@@ -1,11 +1,13 @@
-"""Measure how well the moments behind an answer show where its evidence was, and if the answer is right.
+"""Measure how well the moments behind an answer show where its evidence was, and if the answer is
+right.
 
     python measure.py ROWS.jsonl                # watch and ask; continues an interrupted run
     python measure.py --report ROWS.jsonl       # the tables of README.md
 
-Worlds of four minutes with the evidence in a mixture of places, 20 distracting events a minute, `durable` at three
-budgets. Each world has the questions of the delay study, and two about a shape that it never shows. The seeds lie in
-the range of the studies (`samples.seeds`), behind those of the delay study; layers and shares were fitted on others.
+Worlds of four minutes with the evidence in a mixture of places, 20 distracting events a minute,
+`durable` at three budgets. Each world has the questions of the delay study, and two about a shape
+that it never shows. The seeds lie in the range of the studies (`samples.seeds`), behind those of
+the delay study; layers and shares were fitted on others.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ LENGTH_S = 240
 
 
 def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
-    """Append the rows of every world that is missing in the file; the rows of a world are written together."""
+    """Append the rows of every world that is missing in the file; the rows of a world are written
+    together.
+    """
     done = {row["seed"] for row in read(path)} if path.exists() else set()
     backbone = load_backbone("protokv/mini", device="cpu")
     for seed in (seed for seed in seeds if seed not in done):
@@ -42,7 +46,9 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
         world = stream.world
         shown = {event.shape for event in world.events()}
         never = next(name for shape, name in enumerate(SHAPES) if shape not in shown)
-        asked = [(q.type, q.text, q.answer, spans_of(stream, q.reference_s)) for q in stream.questions]
+        asked = [
+            (q.type, q.text, q.answer, spans_of(stream, q.reference_s)) for q in stream.questions
+        ]
         for text in (f"What colour was the {never}?", f"Where was the {never}?"):
             asked.append(("never shown", text, None, []))
         sessions = [Session.start(backbone, DurableConfig(budget=budget)) for budget in BUDGETS]
@@ -63,10 +69,13 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
                         "question": text,
                         "expected": expected,
                         "answer": answer.text,
-                        "correct": expected is not None and is_expected_answer(answer.text, expected),
+                        "correct": expected is not None
+                        and is_expected_answer(answer.text, expected),
                         "mean_logprob": round(answer.mean_logprob, 4),
                         "true": spans,
-                        "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.spans],
+                        "moments": [
+                            [m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.spans
+                        ],
                     }
                 )
         with path.open("a", encoding="utf-8") as file:
@@ -98,7 +107,9 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
     placed = [row for row in rows if row["true"]]
     unseen = [row for row in rows if row["type"] == "never shown"]
     right = [row for row in placed if row["correct"]]
-    print("| right answers | n | true time is the first moment | among the three |\n|---|---|---|---|")
+    print(
+        "| right answers | n | true time is the first moment | among the three |\n|---|---|---|---|"
+    )
     groups = {"content": "content", "order": "order", "all": ""}
     for name, group in groups.items():
         some = [row for row in right if not group or find_group(row["type"]) == group]
@@ -107,23 +118,34 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
         some = [row for row in right if row["budget"] == budget]
         print(f"| budget {budget} | {len(some)} | {share(some, 1)} | {share(some, 3)} |")
     print(
-        "\n| AUC of the share | n | right from wrong | n never shown | right from never shown |\n|---|---|---|---|---|"
+        "\n| AUC of the share | n | right from wrong | n never shown | right from never shown "
+        "|\n|---|---|---|---|---|"
     )
     for name, picked in [("all", BUDGETS), *((f"budget {b}", (b,)) for b in BUDGETS)]:
         good, bad, none = (
             [row for row in some if row["budget"] in picked]
             for some in (right, [row for row in placed if not row["correct"]], unseen)
         )
-        print(f"| {name} | {len(good)} + {len(bad)} | {auc(good, bad)} | {len(none)} | {auc(good, none)} |")
+        print(
+            f"| {name} | {len(good)} + {len(bad)} | {auc(good, bad)} | {len(none)} | "
+            f"{auc(good, none)} |"
+        )
     print(f"\n| share below {LEAST_EVIDENCE_SHARE:.0%} | n | |\n|---|---|---|")
     wrong = [row for row in placed if not row["correct"]]
     for name, some in (("right", right), ("wrong", wrong), ("never shown", unseen)):
-        print(f"| {name} | {len(some)} | {interval([strength(row) < LEAST_EVIDENCE_SHARE for row in some])} |")
+        print(
+            f"| {name} | {len(some)} | "
+            f"{interval([strength(row) < LEAST_EVIDENCE_SHARE for row in some])} |"
+        )
 
 
 def hit(row: dict[str, Any], most: int) -> bool:
-    """Return True if one of the first moments overlaps with a time at which the evidence was visible."""
-    return any(a < end and start < b for a, b, _ in row["moments"][:most] for start, end in row["true"])
+    """Return True if one of the first moments overlaps with a time at which the evidence was
+    visible.
+    """
+    return any(
+        a < end and start < b for a, b, _ in row["moments"][:most] for start, end in row["true"]
+    )
 
 
 def strength(row: dict[str, Any]) -> float:
@@ -141,17 +163,25 @@ def interval(found: Sequence[bool]) -> str:
     n = len(found)
     if not n:
         return "-"
-    p, z = sum(found) / n, 1.96
-    middle, half = (p + z * z / 2 / n) / (1 + z * z / n), z * np.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
+    p = sum(found) / n
+    z = 1.96
+    middle = (p + z * z / 2 / n) / (1 + z * z / n)
+    half = z * np.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
     half /= 1 + z * z / n
     return f"{p:.2f} ({max(0.0, middle - half):.2f} to {min(1.0, middle + half):.2f})"
 
 
 def auc(good: Sequence[dict[str, Any]], bad: Sequence[dict[str, Any]]) -> str:
-    """Return how often a good row is stronger than a bad one, with an interval by bootstrap over worlds."""
+    """Return how often a good row is stronger than a bad one, with an interval by bootstrap over
+    worlds.
+    """
     seeds = sorted({row["seed"] for row in [*good, *bad]})
-    rng, drawn = np.random.default_rng(0), []
-    by_seed = {seed: [[strength(r) for r in rows if r["seed"] == seed] for rows in (good, bad)] for seed in seeds}
+    rng = np.random.default_rng(0)
+    drawn = []
+    by_seed = {
+        seed: [[strength(r) for r in rows if r["seed"] == seed] for rows in (good, bad)]
+        for seed in seeds
+    }
     for world in [seeds, *(list(rng.choice(seeds, len(seeds))) for _ in range(500))]:
         one, two = (np.array([x for seed in world for x in by_seed[seed][side]]) for side in (0, 1))
         if len(one) and len(two):

@@ -1,12 +1,14 @@
-"""Compare merging with pruning: is the evidence of a wrong answer still in memory, and does the answer attend to it?
+"""Compare merging with pruning: is the evidence of a wrong answer still in memory, and does the
+answer attend to it?
 
     python recall.py ROWS.jsonl                 # watch and ask; continues an interrupted run
     python recall.py --report ROWS.jsonl        # the table of README.md
 
-The streams of `measure.py` and its questions about content, under `durable` (merges) and `infinipot-v` (prunes), at
-four budgets. A head of the layer that reads memory *holds* the evidence if one of its slots is anchored in the time at
-which the evidence was visible: the newest token of the slot is of that event. The answer *attends to* the evidence if
-one of its moments overlaps with that time.
+The streams of `measure.py` and its questions about content, under `durable` (merges) and
+`infinipot-v` (prunes), at four budgets. A head of the layer that reads memory *holds* the evidence
+if one of its slots is anchored in the time at which the evidence was visible: the newest token of
+the slot is of that event. The answer *attends to* the evidence if one of its moments overlaps with
+that time.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
         if (seed, budget) in done:
             continue
         stream = WorldStream(seed, Worlds(length_s=LENGTH_S, distractor_rate=20.0))
-        sessions = {name: Session.start(backbone, MemoryConfig.of(name, budget=budget)) for name in MEMORIES}
+        sessions = {
+            name: Session.start(backbone, MemoryConfig.of(name, budget=budget)) for name in MEMORIES
+        }
         for step in stream.steps(2.0, 2):
             tokens = sessions[MEMORIES[0]].embed(step.images, step.time_s)
             for session in sessions.values():
@@ -74,8 +78,11 @@ def ask(stream: WorldStream, session: Session) -> Iterator[dict[str, Any]]:
 
 
 def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
-    """Return the share of the heads of the reading layers with a slot that is anchored in one of the spans."""
-    backbone, context = session.backbone, session.memory.recall()
+    """Return the share of the heads of the reading layers with a slot that is anchored in one of
+    the spans.
+    """
+    backbone = session.backbone
+    context = session.memory.recall()
     heads: list[bool] = []
     for layer in backbone.reading_layers or range(backbone.layers):
         places = context.positions_at(layer)

@@ -1,14 +1,16 @@
-"""Give 6,000 tokens to streams of 150,000 that share their past: what is kept, and what the model can read of it.
+"""Give 6,000 tokens to streams of 150,000 that share their past: what is kept, and what the model
+can read of it.
 
-    python shared_past.py ROWS.jsonl FOLDER [NAME ...]   # memories of `MEMORIES`; continues an interrupted run
-    python shared_past.py --report ROWS.jsonl            # the table of README.md
+    python shared_past.py ROWS.jsonl FOLDER [NAME ...]   # memories of `MEMORIES`; continues an
+    interrupted run python shared_past.py --report ROWS.jsonl            # the table of README.md
 
-Minute m of the past is minute m of world m modulo 8. The past is watched once under each memory and saved in the
-folder; from that state each of the first four worlds goes on by itself: a minute of distraction, its evidence, and 20
-minutes of distraction. The worlds are the first eight study seeds behind those of `long-budget` with the same shapes
-as evidence and the same one that never appears, so that no minute of one holds what another is asked about. Steps are
-taken four at a time, as `ingest` reads a file. Every question is asked twice: of all that is held, and of what came in
-the last 25 minutes alone.
+Minute m of the past is minute m of world m modulo 8. The past is watched once under each memory and
+saved in the folder; from that state each of the first four worlds goes on by itself: a minute of
+distraction, its evidence, and 20 minutes of distraction. The worlds are the first eight study seeds
+behind those of `long-budget` with the same shapes as evidence and the same one that never appears,
+so that no minute of one holds what another is asked about. Steps are taken four at a time, as
+`ingest` reads a file. Every question is asked twice: of all that is held, and of what came in the
+last 25 minutes alone.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ from samples.worlds.streams import Worlds, WorldStream
 SEEDS: Final = (5004091, 5004192, 5004347, 5004363, 5004379, 5004398, 5004580, 5004611)
 ASKED: Final = SEEDS[:4]
 TYPES: Final = {"colour", "where", "whether"}
-PAST_S, SAVED_S, TOGETHER, NEWEST_S = 256 * 60, 32 * 60, 4, 25 * 60
+PAST_S = 256 * 60
+SAVED_S = 32 * 60
+TOGETHER = 4
+NEWEST_S = 25 * 60
 DELAYS_S: Final = (0, 600, 1200)  # behind the end of the evidence
 WORLDS: Final = Worlds(
     length_s=PAST_S + 60 + 16 + DELAYS_S[-1] + 4,
@@ -79,8 +84,12 @@ def draw(streams: Sequence[WorldStream], begin_s: int, end_s: int) -> Iterator[V
     return group_frames(sample_frames(frames, 2.0, begin_s), 2)
 
 
-def take_all(sessions: dict[str, Session], steps: Iterator[VideoStep], spent: dict[str, float]) -> Iterator[int]:
-    """Give steps to every session, some together; yield the time of the stream whenever they are taken."""
+def take_all(
+    sessions: dict[str, Session], steps: Iterator[VideoStep], spent: dict[str, float]
+) -> Iterator[int]:
+    """Give steps to every session, some together; yield the time of the stream whenever they are
+    taken.
+    """
     waiting: list[tuple[StepTokens, float]] = []
     for step in steps:
         waiting.append((next(iter(sessions.values())).embed(step.images, step.time_s), step.time_s))
@@ -100,7 +109,8 @@ def watch_past(backbone: Backbone, names: Sequence[str], folder: Path) -> None:
         return folder / f"{name}-{time_s}.safetensors"
 
     saved = (t for t in range(PAST_S, 0, -SAVED_S) if all(file(name, t).exists() for name in names))
-    begin_s, spent = next(saved, 0), dict.fromkeys(names, 0.0)
+    begin_s = next(saved, 0)
+    spent = dict.fromkeys(names, 0.0)
     sessions = {
         name: protokv.load(file(name, begin_s), backbone)
         if begin_s
@@ -112,18 +122,26 @@ def watch_past(backbone: Backbone, names: Sequence[str], folder: Path) -> None:
         if now_s % SAVED_S == 0:
             for name, session in sessions.items():
                 protokv.save(session, file(name, now_s))
-            told = {name: round(1e3 * found / (now_s - begin_s), 1) for name, found in spent.items()}
+            told = {
+                name: round(1e3 * found / (now_s - begin_s), 1) for name, found in spent.items()
+            }
             print(f"{now_s // 60} of {PAST_S // 60} minutes, CPU ms a step: {told}", flush=True)
 
 
-def go_on(backbone: Backbone, seed: int, names: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:
+def go_on(
+    backbone: Backbone, seed: int, names: Sequence[str], folder: Path
+) -> Iterator[dict[str, Any]]:
     """Go on from the past in one world; yield a row for each delay and memory."""
     stream = WorldStream(seed, WORLDS)
     config = stream.world.config
     end_s = config.before_s + config.evidence_s
     events = [event for event in stream.world.events() if config.before_s <= event.start_s < end_s]
-    sessions = {name: protokv.load(folder / f"{name}-{PAST_S}.safetensors", backbone) for name in names}
-    for now_s in take_all(sessions, draw([stream], PAST_S, int(stream.length_s)), dict.fromkeys(names, 0.0)):
+    sessions = {
+        name: protokv.load(folder / f"{name}-{PAST_S}.safetensors", backbone) for name in names
+    }
+    for now_s in take_all(
+        sessions, draw([stream], PAST_S, int(stream.length_s)), dict.fromkeys(names, 0.0)
+    ):
         for name, session in sessions.items() if now_s - end_s in DELAYS_S else ():
             yield {
                 "seed": seed,
@@ -131,8 +149,12 @@ def go_on(backbone: Backbone, seed: int, names: Sequence[str], folder: Path) -> 
                 "budget": session.config.budget,
                 "delay_s": now_s - end_s,
                 "state_bytes": session.state_bytes,
-                "evidence_tokens": [9 * round(event.end_s - event.start_s // 1) for event in events],
-                "slots": count_slots(session, [(event.start_s // 1, event.end_s) for event in events]),
+                "evidence_tokens": [
+                    9 * round(event.end_s - event.start_s // 1) for event in events
+                ],
+                "slots": count_slots(
+                    session, [(event.start_s // 1, event.end_s) for event in events]
+                ),
                 "answers": [
                     {
                         "type": question.type,
@@ -148,12 +170,15 @@ def go_on(backbone: Backbone, seed: int, names: Sequence[str], folder: Path) -> 
 
 
 def hide_older(context: Context, seconds: int | None) -> Context:
-    """Return a context without what came more than some seconds before its newest token; a step is a second."""
+    """Return a context without what came more than some seconds before its newest token; a step is
+    a second.
+    """
     if seconds is None:
         return context
     assert isinstance(context, SlotContext)
     assert context.positions is not None
-    time, live = context.positions()[..., 0], context.bias > -torch.inf
+    time = context.positions()[..., 0]
+    live = context.bias > -torch.inf
     live[..., : context.far.start] = False
     old = live & (time <= int(time.masked_fill(~live, -1).max()) - seconds)
     return replace(context, bias=context.bias.masked_fill(old, -torch.inf), rows=None)
@@ -168,12 +193,16 @@ def answer(session: Session, text: str, seconds: int | None) -> str:
 
 
 def count_slots(session: Session, spans: Sequence[tuple[float, float]]) -> list[list[int]]:
-    """Return, for each span, how many slots of every head of every layer have their newest token there."""
-    context, backbone = session.memory.recall(), session.backbone
+    """Return, for each span, how many slots of every head of every layer have their newest token
+    there.
+    """
+    context = session.memory.recall()
+    backbone = session.backbone
     assert isinstance(context, SlotContext)
     found: list[list[int]] = [[] for _ in spans]
     for layer in range(backbone.layers):
-        places, live = context.positions_at(layer), context.bias[layer] > -torch.inf
+        places = context.positions_at(layer)
+        live = context.bias[layer] > -torch.inf
         assert places is not None
         live[:, : context.far.start] = False
         times = backbone.stream_times(places, session.clock)
@@ -187,7 +216,10 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
     cells: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         cells[row["memory"], row["delay_s"]].append(row)
-    print("| memory | after, s | worlds | heads that hold it | tokens held | answers, of all | of 25 minutes |")
+    print(
+        "| memory | after, s | worlds | heads that hold it | tokens held | answers, of all | of 25 "
+        "minutes |"
+    )
     print("|---|---|---|---|---|---|---|")
     for (name, delay_s), own in cells.items():
         held = [[slots > 0 for slots in event] for row in own for event in row["slots"]]
@@ -198,18 +230,28 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
         ]
         shares = [sum(map(sum, held)) / sum(map(len, held)), sum(kept) / len(kept)]
         told = [tell_share(own, asked) for asked in ("all", "newest")]
-        print(f"| {name} | {delay_s} | {len(own)} | " + " | ".join([*(f"{one:.2f}" for one in shares), *told]) + " |")
+        print(
+            f"| {name} | {delay_s} | {len(own)} | "
+            + " | ".join([*(f"{one:.2f}" for one in shares), *told])
+            + " |"
+        )
 
 
 def tell_share(rows: Sequence[dict[str, Any]], asked: str) -> str:
-    """Return the share of right answers with its 95 % interval: the wider one of Wilson's and of a bootstrap."""
+    """Return the share of right answers with its 95 % interval: the wider one of Wilson's and of a
+    bootstrap.
+    """
     right = {
-        str(row["seed"]): [float(is_expected_answer(one[asked], one["expected"])) for one in row["answers"]]
+        str(row["seed"]): [
+            float(is_expected_answer(one[asked], one["expected"])) for one in row["answers"]
+        ]
         for row in rows
     }
     flat = [one for found in right.values() for one in found]
     both = bound_accuracy(int(sum(flat)), len(flat)), bootstrap(right)
-    low, high = (choose(one) for choose, one in zip((min, max), zip(*both, strict=True), strict=True))
+    low, high = (
+        choose(one) for choose, one in zip((min, max), zip(*both, strict=True), strict=True)
+    )
     return f"{sum(flat) / len(flat):.2f} ({low:.2f} to {high:.2f})"
 
 
@@ -224,7 +266,9 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[0] == "--report":
         report(read(Path(arguments[1])))
         return
-    output, folder, names = Path(arguments[0]), Path(arguments[1]), list(arguments[2:]) or list(MEMORIES)
+    output = Path(arguments[0])
+    folder = Path(arguments[1])
+    names = list(arguments[2:]) or list(MEMORIES)
     backbone = protokv.load_backbone("protokv/mini", device="cpu")
     folder.mkdir(exist_ok=True)
     watch_past(backbone, names, folder)

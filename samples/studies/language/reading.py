@@ -1,10 +1,12 @@
-"""Measure what memories keep of the keys and values of the full cache: the harm of reading apart from that of encoding.
+"""Measure what memories keep of the keys and values of the full cache: the harm of reading apart
+from that of encoding.
 
     python samples/studies/language/reading.py 6400 0 1 paper:budget=3200:mass_bias=log_n_over_s
 
-The arguments are tokens, seed and steps a paragraph of a stream, and memories with their settings. The full cache reads
-the stream; each memory is given what it made of every step, and is asked. Each row is a JSON object: nats early, in the
-middle and late, and on unseen text divergence from and agreement with the full cache.
+The arguments are tokens, seed and steps a paragraph of a stream, and memories with their settings.
+The full cache reads the stream; each memory is given what it made of every step, and is asked. Each
+row is a JSON object: nats early, in the middle and late, and on unseen text divergence from and
+agreement with the full cache.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def main(tokens: str, seed: str, redundancy: str, *memories: str) -> None:
     print(json.dumps({"memory": "full", **row}), flush=True)
     for text in memories:
         name, *settings = text.split(":")
-        session = Session.start(backbone, MemoryConfig.of(name, **dict(map(parse_setting, settings))), fps=1.0)
+        session = Session.start(
+            backbone, MemoryConfig.of(name, **dict(map(parse_setting, settings))), fps=1.0
+        )
         for step in steps:
             session.memory.append(step)
         session.clock = full.clock

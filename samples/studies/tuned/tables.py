@@ -1,7 +1,8 @@
 """Print the tables of README.md from the kept rows.
 
-python tables.py search      # every setting that was tried, as the mean of its cells
-python tables.py results     # each study: peers as published and tuned, and how far `durable` is above the best
+python tables.py search      # every setting that was tried, as the mean of its cells python
+tables.py results     # each study: peers as published and tuned, and how far `durable` is above the
+best
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ IGNORED: Final = frozenset({"kind", "budget", "positions", "recent_frames", "non
 
 @dataclass(frozen=True)
 class Study:
-    """A part of the table: the name of its files in tuned/, those of its own study, and which answers count."""
+    """A part of the table: the name of its files in tuned/, those of its own study, and which
+    answers count.
+    """
 
     title: str
     name: str
@@ -39,20 +42,34 @@ class Study:
 
 TABLE: Final = (
     Study("[delay](../delay/README.md), 400 s", "delay", "delay/high", 400, CONTENT, (151, 75, 38)),
-    Study("[look-alikes](../harder/README.md), 220 s", "harder", "harder/harder", 220, CONTENT, (173, 43, 22, 11)),
+    Study(
+        "[look-alikes](../harder/README.md), 220 s",
+        "harder",
+        "harder/harder",
+        220,
+        CONTENT,
+        (173, 43, 22, 11),
+    ),
     Study("natural backdrops, 220 s", "natural", "harder/natural", 220, CONTENT, (173, 43, 22)),
     Study("order's worlds, content, 150 s", "order", "harder/order", 150, CONTENT, (130, 43, 22)),
     Study("order's worlds, order, 150 s", "order", "harder/order", 150, ORDER, (130, 43, 22)),
-    Study("[over time](../harder/README.md), 220 s", "time", "harder/time", 220, TIME, (173, 43, 22, 11)),
+    Study(
+        "[over time](../harder/README.md), 220 s",
+        "time",
+        "harder/time",
+        220,
+        TIME,
+        (173, 43, 22, 11),
+    ),
 )
 
 
 def name_setting(row: AnswerRow) -> str:
     """Return what a search varies, in words."""
     names = {"positions"} if row.config["kind"] == "rekv" else row.config.keys() - IGNORED
-    return " ".join(f"{name}={float(row.config[name]):g}" for name in sorted(names) if name != "positions") or str(
-        row.config["positions"]
-    )
+    return " ".join(
+        f"{name}={float(row.config[name]):g}" for name in sorted(names) if name != "positions"
+    ) or str(row.config["positions"])
 
 
 def read_apart(paths: Iterable[Path]) -> list[AnswerRow]:
@@ -61,7 +78,9 @@ def read_apart(paths: Iterable[Path]) -> list[AnswerRow]:
 
 
 def print_search() -> None:
-    """Print each setting: the share of right answers as a mean of the cells on 8 worlds, and on all 16."""
+    """Print each setting: the share of right answers as a mean of the cells on 8 worlds, and on all
+    16.
+    """
     cells: dict[tuple[str, str], dict[tuple[str, int, float], list[tuple[bool, bool]]]] = {}
     for world in ("delay", "harder"):
         for row in read_apart(sorted((STUDIES / "tuned").glob(f"search-{world}-*.jsonl.gz"))):
@@ -72,7 +91,9 @@ def print_search() -> None:
     for (kind, setting), found in sorted(cells.items()):
         half = [[right for is_first, right in answers if is_first] for answers in found.values()]
         whole = [[right for _, right in answers] for answers in found.values()]
-        means = [f"{sum(sum(one) / len(one) for one in part) / len(part):.3f}" for part in (half, whole)]
+        means = [
+            f"{sum(sum(one) / len(one) for one in part) / len(part):.3f}" for part in (half, whole)
+        ]
         print(f"{kind:12} {setting:60}", *(means if half != whole else means[:1]))
 
 
@@ -83,16 +104,22 @@ def print_results() -> None:
         rows = read_apart(STUDIES / f"{name}.jsonl.gz" for name in names)
         rows = [row for row in rows if row.type in study.types and row.delay_s == study.delay_s]
         for budget in study.budgets:
-            print(f"| {study.title} | {budget} |", " | ".join(describe([r for r in rows if r.budget == budget])), "|")
+            print(
+                f"| {study.title} | {budget} |",
+                " | ".join(describe([r for r in rows if r.budget == budget])),
+                "|",
+            )
 
 
 def describe(rows: Sequence[AnswerRow]) -> list[str]:
-    """Return the cells of one budget: each peer, `durable`, and the paired difference to the best tuned peer.
+    """Return the cells of one budget: each peer, `durable`, and the paired difference to the best
+    tuned peer.
 
     A peer is the better, the less `durable` is above it on the worlds of both.
     """
     durable = [row for row in rows if row.memory == "durable"]
-    cells, differences = [], {}
+    cells = []
+    differences = {}
     for peer in PEERS:
         published = [row for row in rows if row.memory == peer]
         tuned = [row for row in rows if row.memory.startswith(f"{peer} ")]
@@ -101,7 +128,11 @@ def describe(rows: Sequence[AnswerRow]) -> list[str]:
         if found is not None:
             differences[peer] = found
     best = min(differences, key=lambda peer: differences[peer].share)
-    return [*cells, format_share(durable), f"{format_difference(differences[best])}, {best}, n = {differences[best].n}"]
+    return [
+        *cells,
+        format_share(durable),
+        f"{format_difference(differences[best])}, {best}, n = {differences[best].n}",
+    ]
 
 
 def format_share(rows: Sequence[AnswerRow]) -> str:

@@ -22,7 +22,9 @@ def visual():
 
 @pytest.fixture(scope="session")
 def bank(visual):
-    """Return clips with events of the world and random features; rendering and encoding would take most of the time."""
+    """Return clips with events of the world and random features; rendering and encoding would take
+    most of the time.
+    """
     generator = torch.Generator().manual_seed(0)
     model = make_model(0, **SMALL)
 

@@ -32,7 +32,9 @@ STAR, RING, BAR = (SHAPES.index(name) for name in ("star", "ring", "bar"))
 
 
 def make_video() -> SparseVideo:
-    """A star at second 2, a ring and a bar at 5, the star again at 9; unlit tokens between; 12 steps."""
+    """A star at second 2, a ring and a bar at 5, the star again at 9; unlit tokens between; 12
+    steps.
+    """
     events = [
         Seen(STAR, 0, 4, 2.0, 4.0),
         Seen(RING, 1, 0, 5.0, 6.0),

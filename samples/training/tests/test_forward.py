@@ -1,4 +1,6 @@
-"""The fast forward pass of training equals that of transformers in float32: masks, gaps, positions, questions."""
+"""The fast forward pass of training equals that of transformers in float32: masks, gaps, positions,
+questions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, read_questions, to_patches
+from samples.training.forward import (
+    QUESTION_TOKENS,
+    compute_logits,
+    encode_steps,
+    read_questions,
+    to_patches,
+)
 from samples.training.model import TOKENS, make_model
 from samples.training.visual_tokens import HIDDEN, N_PREFIX, PREFIX, show_whole_steps
 from samples.training.vocabulary import PADDED_SIZE
@@ -28,10 +36,14 @@ def _model():
 
 def test_vision_of_several_steps_equals_transformers_tower():
     model = _model()
-    frames = torch.randint(0, 256, (5, 2, 84, 84, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    frames = torch.randint(
+        0, 256, (5, 2, 84, 84, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         fast = encode_steps(model.model.visual, to_patches(frames))
-        whole = model.model.visual(to_patches(frames), grid_thw=torch.tensor([[5, 6, 6]])).pooler_output
+        whole = model.model.visual(
+            to_patches(frames), grid_thw=torch.tensor([[5, 6, 6]])
+        ).pooler_output
     whole = whole.view(5, TOKENS, -1)
     torch.testing.assert_close(fast, whole, **near(whole, forward_terms(2, 128, TOKENS)))
 
@@ -64,19 +76,29 @@ def _near(logits):
 
 def _answers(model, tokens, questions):
     with torch.no_grad():
-        return compute_logits(model, tokens, questions, torch.ones_like(questions, dtype=torch.bool))
+        return compute_logits(
+            model, tokens, questions, torch.ones_like(questions, dtype=torch.bool)
+        )
 
 
 def _answers_of_transformers(model, tokens, questions):
-    """Answer each question by itself over the present tokens, with positions and scores written out one by one."""
+    """Answer each question by itself over the present tokens, with positions and scores written out
+    one by one.
+    """
     language = model.model.language_model
     rows = []
     for b in range(len(questions)):
-        there = range(tokens.times.shape[1]) if tokens.present is None else tokens.present[b].nonzero()[:, 0].tolist()
+        there = (
+            range(tokens.times.shape[1])
+            if tokens.present is None
+            else tokens.present[b].nonzero()[:, 0].tolist()
+        )
         place = [(i, i, i) for i in range(N_PREFIX)]
         for i in there:
             cell = int(tokens.cells[b, i])
-            place.append((N_PREFIX + int(tokens.times[b, i]), N_PREFIX + cell // 3, N_PREFIX + cell % 3))
+            place.append(
+                (N_PREFIX + int(tokens.times[b, i]), N_PREFIX + cell // 3, N_PREFIX + cell % 3)
+            )
         nv = len(place)
         start = N_PREFIX + max(3, int(tokens.end[b]))
         R = questions.shape[-1]
@@ -90,7 +112,9 @@ def _answers_of_transformers(model, tokens, questions):
                     score = 0.0 if tokens.bias is None else float(tokens.bias[b, key])
                     if N_PREFIX <= row < nv and tokens.window is not None:
                         age = int(tokens.times[b, there[row - N_PREFIX]] - tokens.times[b, key])
-                        if age >= tokens.window and not (tokens.far is not None and tokens.far[b, key]):
+                        if age >= tokens.window and not (
+                            tokens.far is not None and tokens.far[b, key]
+                        ):
                             score = HIDDEN
                     if row >= nv and tokens.seen is not None and not tokens.seen[b, key]:
                         score = HIDDEN
@@ -111,7 +135,9 @@ def _answers_of_transformers(model, tokens, questions):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("hidden_tokens", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_language_forward_equals_transformers_with_gaps_shifts_masks_and_tokens_left_out(window, hidden_tokens, sparse):
+def test_language_forward_equals_transformers_with_gaps_shifts_masks_and_tokens_left_out(
+    window, hidden_tokens, sparse
+):
     model = _model()
     model.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(1)
@@ -121,11 +147,19 @@ def test_language_forward_equals_transformers_with_gaps_shifts_masks_and_tokens_
     seen = torch.rand(size, generator=generator) < 0.5 if hidden_tokens else None
     tokens = replace(whole, window=window, far=far, seen=seen)
     if sparse:
-        index = torch.stack([torch.randperm(size[1], generator=generator)[:19].sort().values for _ in range(2)])
+        index = torch.stack(
+            [torch.randperm(size[1], generator=generator)[:19].sort().values for _ in range(2)]
+        )
         present = torch.arange(19) < torch.tensor([[19], [13]])
-        bias = 3 * torch.rand(2, 19, generator=generator) * (torch.rand(2, 19, generator=generator) < 0.5)
+        bias = (
+            3
+            * torch.rand(2, 19, generator=generator)
+            * (torch.rand(2, 19, generator=generator) < 0.5)
+        )
         tokens = _pick(tokens, index, present, bias)
-    questions = torch.randint(0, PADDED_SIZE, (2, 3, 7 if sparse else QUESTION_TOKENS), generator=generator)
+    questions = torch.randint(
+        0, PADDED_SIZE, (2, 3, 7 if sparse else QUESTION_TOKENS), generator=generator
+    )
     with torch.no_grad():
         own = _answers_of_transformers(model, tokens, questions)
     assert own.abs().max() > 1

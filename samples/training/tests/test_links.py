@@ -1,4 +1,6 @@
-"""The labels of links on a video made by hand, their losses, and the attention that training teaches."""
+"""The labels of links on a video made by hand, their losses, and the attention that training
+teaches.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _shapes(bits):
 
 
 def test_tokens_tell_which_shapes_began_before_their_event_began():
-    earlier = [_shapes(bits) for bits in find_earlier_shapes(make_video(), find_beginnings(make_video()))]
+    earlier = [
+        _shapes(bits) for bits in find_earlier_shapes(make_video(), find_beginnings(make_video()))
+    ]
     assert earlier[:2] == [set(), set()]
     # The bar's second step is not after the ring; the ring and the bar began in one second.
     assert earlier[3:6] == [{"star"}] * 3
@@ -51,10 +55,13 @@ def test_visual_tokens_tell_their_shifted_time_and_lit_ones_their_bag():
     labels = LinkLabels()
     label_video(labels, 1, make_video(), 100, 3)
     found = labels.tensors(False, False)
-    clock, bag = found["clock"], found["bag"]
+    clock = found["clock"]
+    bag = found["bag"]
     assert clock.videos.tolist() == [1] * 8
     assert clock.positions.tolist() == list(range(3, 11))
-    assert [int(bits.sum()) for bits in clock.bits] == [int((t + 100 > BOUNDS).sum()) for t in make_video().times]
+    assert [int(bits.sum()) for bits in clock.bits] == [
+        int((t + 100 > BOUNDS).sum()) for t in make_video().times
+    ]
     assert bag.positions.tolist() == [3, 4, 6, 7, 8, 9]
     assert set(labels.tensors(True, True)) == set(labels.tensors(True, False)) == {"clock"}
 
@@ -71,7 +78,10 @@ def test_the_second_shape_word_tells_which_is_later_and_when_the_first_was():
     places = [40 + words.index(encode(shape)[0]) for shape in ("bar", "star")]
     assert found["when"].positions.tolist() == places
     assert found["when"].bits.sum(1).tolist() == [(BOUNDS < 12).sum(), (BOUNDS < 16).sum()]
-    assert [_shapes(bits) for bits in found["bag_asked"].bits] == [{"star"}, {"star", "ring", "bar"}]
+    assert [_shapes(bits) for bits in found["bag_asked"].bits] == [
+        {"star"},
+        {"star", "ring", "bar"},
+    ]
     assert found["later"].positions.tolist() == places[1:]
     assert found["later"].bits.tolist() == [[1.0]]
     assert found["other"].bits.sum().item() == (BOUNDS < 12).sum()
@@ -85,7 +95,11 @@ def test_the_second_shape_word_tells_which_is_later_and_when_the_first_was():
 
 def test_the_shape_word_of_a_question_with_one_tells_its_part_of_the_stream():
     words, found = _told("In which tenth of the video was the ring?", (1,), shift=8)
-    assert found["part"].positions.tolist() == found["end"].positions.tolist() == [40 + words.index(encode("ring")[0])]
+    assert (
+        found["part"].positions.tolist()
+        == found["end"].positions.tolist()
+        == [40 + words.index(encode("ring")[0])]
+    )
     assert found["part"].bits.sum().item() == (PARTS < 13 / 20).sum()
     assert found["end"].bits.sum().item() == (BOUNDS < 20).sum()
     assert not {"later", "other"} & set(found)
@@ -119,7 +133,10 @@ def test_lit_tokens_tell_which_event_begins_and_are_of_the_latest_one_or_not():
     for name in ("onset", "latest", "lit"):
         assert found[name].videos.tolist() == [2] * 6
         assert found[name].positions.tolist() == lit
-    marked = {name: [tuple(np.flatnonzero(row)) for row in found[name].bits] for name in ("onset", "latest")}
+    marked = {
+        name: [tuple(np.flatnonzero(row)) for row in found[name].bits]
+        for name in ("onset", "latest")
+    }
     assert marked["onset"] == [(STAR,), (), (RING,), (BAR,), (), (STAR,)]
     assert marked["latest"] == [(), (), (RING,), (BAR,), (BAR,), (STAR,)]
     assert found["lit"].bits.tolist() == [[1.0]] * 6
@@ -143,14 +160,21 @@ def test_the_shape_word_of_a_question_over_time_tells_how_often_the_places_and_t
     looks = found["looks"].bits[0].bool()
     assert looks[: len(COLOUR_NAMES)].nonzero().flatten().tolist() == [0, 3]
     assert looks[len(COLOUR_NAMES) :].nonzero().flatten().tolist() == [4, 7]
-    assert all(own.positions.tolist() == [40 + words.index(encode("star")[0])] for own in found.values())
+    assert all(
+        own.positions.tolist() == [40 + words.index(encode("star")[0])] for own in found.values()
+    )
     assert found["times"].bits.tolist() == [[1.0, 0.0, 0.0]]
     assert found["until"].bits[0].sum() == (BOUNDS < 29).sum()
     assert (int(found["opening"].bits.argmax()), int(found["closing"].bits.argmax())) == (4, 7)
-    assert set(tell(replace(video, slow=frozenset({STAR})))) == {"looks", "until", "opening", "closing"}
+    assert set(tell(replace(video, slow=frozenset({STAR})))) == {
+        "looks",
+        "until",
+        "opening",
+        "closing",
+    }
 
 
-def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_questions_and_of_where():
+def test_shape_words_asked_about_over_time_are_those_of_all_such_questions_and_of_where():
     def tell(text):
         labels = LinkLabels()
         label_followed(labels, 1, encode_question(text, "yes")[0], 50)
@@ -159,7 +183,11 @@ def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_que
 
     for kind, templates in TEMPLATES.items():
         for template in templates:
-            told = tell(template.format(shape="star", other="ring", colour="red", place="center", name="Mara"))
+            told = tell(
+                template.format(
+                    shape="star", other="ring", colour="red", place="center", name="Mara"
+                )
+            )
             named = ("{shape}" in template) + ("{other}" in template)
             if kind in TIME_TYPES:
                 assert told == [1.0], template
@@ -173,17 +201,25 @@ def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_que
 
 
 def test_each_kind_of_token_has_its_own_mean_and_words_weigh_most():
-    lit, present = torch.tensor([[True, False, True]]), torch.tensor([[True, True, False]])
+    lit = torch.tensor([[True, False, True]])
+    present = torch.tensor([[True, True, False]])
     words = torch.tensor([[True, True, True, False]])
     changed = torch.tensor([0]), torch.tensor([N_PREFIX + 4])
     moved = torch.zeros(1, N_PREFIX + 7, 8)
-    for position, size in ((N_PREFIX, 1.0), (N_PREFIX + 1, 2.0), (N_PREFIX + 3, 3.0), (N_PREFIX + 4, 4.0)):
+    for position, size in (
+        (N_PREFIX, 1.0),
+        (N_PREFIX + 1, 2.0),
+        (N_PREFIX + 3, 3.0),
+        (N_PREFIX + 4, 4.0),
+    ):
         moved[0, position] = size
     # One video token and one word are padding.
     moved[0, N_PREFIX + 2] = moved[0, N_PREFIX + 6] = 100.0
     loss, told = measure_traces(moved, lit, present, words, changed)
     mean = 9.0 / (N_PREFIX + 2)
-    assert told == pytest.approx({"trace_lit": 1.0, "trace_unlit": 2.0, "trace_words": mean**0.5, "trace_changed": 4.0})
+    assert told == pytest.approx(
+        {"trace_lit": 1.0, "trace_unlit": 2.0, "trace_words": mean**0.5, "trace_changed": 4.0}
+    )
     assert loss.item() == pytest.approx(2 * (1 + 4) + 30 * mean + 0.03 * 16)
 
 
@@ -199,7 +235,8 @@ def test_the_gaze_of_a_row_is_attention_turned_pair_by_pair():
         seen=torch.tensor([[True, False, True, True, True]] * 2),
         bias=torch.rand(2, 5),
     )
-    questions, nv = torch.randint(1, 20, (2, 2, 3)), N_PREFIX + 5
+    questions = torch.randint(1, 20, (2, 2, 3))
+    nv = N_PREFIX + 5
     state = torch.randn(2, nv + 6, 128)
     rows = torch.tensor([0, 1, 1]), nv + torch.tensor([1, 0, 5])
     gaze = read_gaze(model, 1, state, tokens, questions, rows)
@@ -214,11 +251,16 @@ def test_the_gaze_of_a_row_is_attention_turned_pair_by_pair():
         x = projection(layer.input_layernorm(state[video, position])).view(-1, 32)
         pairs = torch.complex(x[:, :16], x[:, 16:])
         angles = torch.stack(
-            [places[component[i], video, position] * rope["rope_theta"] ** (-i / 16) for i in range(16)]
+            [
+                places[component[i], video, position] * rope["rope_theta"] ** (-i / 16)
+                for i in range(16)
+            ]
         )
         return pairs * torch.polar(torch.ones(16), angles)
 
-    for own, (video, position) in zip(gaze, zip(*(r.tolist() for r in rows), strict=True), strict=True):
+    for own, (video, position) in zip(
+        gaze, zip(*(r.tolist() for r in rows), strict=True), strict=True
+    ):
         q = turned(layer.self_attn.q_proj, video, position)
         scores = torch.full((4, nv), -torch.inf)
         for key in range(nv):
@@ -230,7 +272,9 @@ def test_the_gaze_of_a_row_is_attention_turned_pair_by_pair():
                 scores[head, key] = (q[head] * k[head // 2].conj()).sum().real / 32**0.5
             scores[:, key] += tokens.bias[video, i] if i >= 0 else 0
         # A norm, a projection, a rotation, the product over a head and a softmax.
-        torch.testing.assert_close(own.exp(), scores.softmax(-1), **near(scores.softmax(-1), 2 * 128 + 6 + 32 + nv))
+        torch.testing.assert_close(
+            own.exp(), scores.softmax(-1), **near(scores.softmax(-1), 2 * 128 + 6 + 32 + nv)
+        )
 
 
 def test_a_gaze_is_lost_unless_it_rests_evenly_and_misses_what_it_does_not_see():
@@ -239,6 +283,10 @@ def test_a_gaze_is_lost_unless_it_rests_evenly_and_misses_what_it_does_not_see()
     uneven = torch.tensor([[[0.9, 0.0, 0.1, 0.0]] * 2]).log()
     spread = torch.tensor([[[0.25] * 4, [0.5, 0.0, 0.25, 0.25]]]).log()
     torch.testing.assert_close(measure_gaze(even, wanted), torch.tensor(0.0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(measure_gaze(uneven, wanted), torch.tensor(-0.5 * math.log(0.9 * 0.1) - math.log(2)))
+    torch.testing.assert_close(
+        measure_gaze(uneven, wanted), torch.tensor(-0.5 * math.log(0.9 * 0.1) - math.log(2))
+    )
     torch.testing.assert_close(measure_miss(uneven, wanted), torch.tensor(0.0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(measure_miss(spread, wanted), torch.tensor(-math.log((0.5 + 0.75) / 2)))
+    torch.testing.assert_close(
+        measure_miss(spread, wanted), torch.tensor(-math.log((0.5 + 0.75) / 2))
+    )

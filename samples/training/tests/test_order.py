@@ -15,9 +15,23 @@ from samples.training import evaluate_order as evaluate_order_module
 from samples.training.batches import IGNORED, judge_answers, make_batch
 from samples.training.curriculum import CURRICULUM
 from samples.training.evaluate import LENGTHS, evaluate, format_table, make_held_out_world
-from samples.training.evaluate_order import answer_all, bootstrap, evaluate_order, find_known_types, format_order_table
+from samples.training.evaluate_order import (
+    answer_all,
+    bootstrap,
+    evaluate_order,
+    find_known_types,
+    format_order_table,
+)
 from samples.training.model import make_model
-from samples.training.order_worlds import ASKED, ASKED_TWICE, DISTRACTORS, PLACES, TWICE, ask_order, make_order_world
+from samples.training.order_worlds import (
+    ASKED,
+    ASKED_TWICE,
+    DISTRACTORS,
+    PLACES,
+    TWICE,
+    ask_order,
+    make_order_world,
+)
 from samples.training.tests.helpers import SMALL
 from samples.training.time_worlds import ask_time, make_time_world
 from samples.worlds.phrases import ORDER_TYPES, TIME_TYPES, TYPES
@@ -27,12 +41,21 @@ from samples.worlds.questions import find_facts
 
 
 def test_questions_over_minutes_are_about_recurring_and_crossing_shapes():
-    numbers, spread = set(), set()
+    numbers = set()
+    spread = set()
     for index in range(6):
         for place in PLACES:
             world = make_time_world(place, index)
             assert world.config.seed in TIME_CARD
-            assert abs(len(list(world.events())) - len(world.counted) - len(world.crossing) - DISTRACTORS) <= 4
+            assert (
+                abs(
+                    len(list(world.events()))
+                    - len(world.counted)
+                    - len(world.crossing)
+                    - DISTRACTORS
+                )
+                <= 4
+            )
             asked = ask_time(world)
             assert asked == ask_time(world)
             by_kind = {kind: [q for q in asked if q.type == kind] for kind in TIME_TYPES}
@@ -125,7 +148,9 @@ def test_an_interval_is_that_of_drawing_worlds():
 
 
 def test_the_table_has_a_row_for_each_type_and_counts_the_questions(monkeypatch):
-    monkeypatch.setattr(evaluate_order_module, "answer_all", lambda model, world, asked: [True] * len(asked))
+    monkeypatch.setattr(
+        evaluate_order_module, "answer_all", lambda model, world, asked: [True] * len(asked)
+    )
     lines = list(format_order_table(evaluate_order(None, ("middle_first", "colour"), worlds=1)))
     assert len(lines) == 2 + 2
     assert len({line.count("|") for line in lines}) == 1
@@ -147,7 +172,9 @@ def test_answers_about_evidence_shown_twice_are_true_of_both_showings():
         ]
         assert told[0] == told[1]
         asked = ask_order(world, ASKED_TWICE)
-        assert {(question.type, question.answer) for question in asked} <= {fact[:2] for fact in told[0]}
+        assert {(question.type, question.answer) for question in asked} <= {
+            fact[:2] for fact in told[0]
+        }
         kinds |= {question.type for question in asked}
     assert kinds == set(ASKED_TWICE)
 

@@ -1,4 +1,6 @@
-"""Codes of a vision tower: they become visual tokens of LLaVA-OneVision, and questions about a video stay apart."""
+"""Codes of a vision tower: they become visual tokens of LLaVA-OneVision, and questions about a
+video stay apart.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,22 @@ from tests.tolerance import tolerance
 
 def test_codes_times_the_codebook_are_the_tokens_of_transformers_own_model() -> None:
     torch.manual_seed(0)
-    text = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 32}
-    model = LlavaOnevisionForConditionalGeneration(make_config(text, image_token_index=5, video_token_index=5))
-    tower, codebook, reading = Tower(), torch.randn(CODES, 576), torch.randn(CODES, 576) / 24
+    text = {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "num_hidden_layers": 1,
+        "intermediate_size": 8,
+        "vocab_size": 32,
+    }
+    model = LlavaOnevisionForConditionalGeneration(
+        make_config(text, image_token_index=5, video_token_index=5)
+    )
+    tower = Tower()
+    codebook = torch.randn(CODES, 576)
+    reading = torch.randn(CODES, 576) / 24
     frames, labels = draw_frames(np.random.default_rng(0), 3)
-    inner, projector = model.model, model.model.multi_modal_projector
+    inner = model.model
+    projector = model.model.multi_modal_projector
     with torch.no_grad():
         inner.vision_tower.load_state_dict(tower.vision.state_dict())
         projector.linear_1.load_state_dict(tower.projector.linear_1.state_dict())
@@ -29,7 +42,9 @@ def test_codes_times_the_codebook_are_the_tokens_of_transformers_own_model() -> 
         pixels = frames.permute(0, 3, 1, 2)[None].float() / 127.5 - 1
         seen = inner.get_video_features(pixels).pooler_output[0, :-1].view(3, 9, 576)
         expected = tower(frames) @ reading.T @ codebook
-    assert (seen - expected).abs().max() <= tolerance(torch.float32, 2000, float(expected.abs().max()))
+    assert (seen - expected).abs().max() <= tolerance(
+        torch.float32, 2000, float(expected.abs().max())
+    )
     assert torch.equal(to_codes(labels)[..., -1] == 1, labels[..., 0] == 0)
 
 

@@ -1,4 +1,6 @@
-"""New layers change nothing until they are trained, and attend to the right tokens from the start."""
+"""New layers change nothing until they are trained, and attend to the right tokens from the
+start.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,20 @@ from protokv.mini.backbone import MiniBackbone
 from samples.training.forward import compute_logits, make_rotary_tables, turn_pairs
 from samples.training.gaze import read_gaze
 from samples.training.model import make_config
-from samples.training.surgery import LOOK_BACK_LAYER, SECTIONS, insert_layers, look_back, tell_words_apart
-from samples.training.time_surgery import GATHER_LAYER, ONSET_LAYER, look_for_events, look_for_predecessors, make_codes
+from samples.training.surgery import (
+    LOOK_BACK_LAYER,
+    SECTIONS,
+    insert_layers,
+    look_back,
+    tell_words_apart,
+)
+from samples.training.time_surgery import (
+    GATHER_LAYER,
+    ONSET_LAYER,
+    look_for_events,
+    look_for_predecessors,
+    make_codes,
+)
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, show_whole_steps
 from samples.training.vocabulary import token_ids, words
 from tests.tolerance import forward_terms, near
@@ -19,7 +33,9 @@ from tests.tolerance import forward_terms, near
 
 @pytest.fixture(scope="module")
 def shipped():
-    return Qwen2_5_VLForConditionalGeneration.from_pretrained(MiniBackbone.folder("protokv/mini"), dtype=torch.float32)
+    return Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        MiniBackbone.folder("protokv/mini"), dtype=torch.float32
+    )
 
 
 @pytest.fixture
@@ -34,7 +50,9 @@ def test_a_longer_model_says_what_the_shipped_one_says_with_its_pairs_divided_an
     generator = torch.Generator().manual_seed(0)
     features = 2.5 * torch.randn(2, 45, 128, generator=generator)
     tokens = show_whole_steps(
-        features, torch.tensor([[0, 1, 2, 7, 11], [640, 641, 650, 651, 699]]), torch.tensor([12, 703])
+        features,
+        torch.tensor([[0, 1, 2, 7, 11], [640, 641, 650, 651, 699]]),
+        torch.tensor([12, 703]),
     )
     questions = torch.randint(0, len(words()), (2, 3, 9), generator=generator)
     everything = torch.ones_like(questions, dtype=torch.bool)
@@ -56,11 +74,16 @@ def test_words_about_order_are_told_apart_and_others_stay(shipped, longer):
     old, new = (m.model.language_model.embed_tokens.weight.detach() for m in (shipped, longer))
     ids = token_ids("order")
     pair = [ids["before"], ids["after"]]
-    alike, apart = (torch.nn.functional.cosine_similarity(*table[pair], dim=0) for table in (old, new))
+    alike, apart = (
+        torch.nn.functional.cosine_similarity(*table[pair], dim=0) for table in (old, new)
+    )
     assert alike > 0.99
     assert apart < 0.9
     assert torch.equal(old[: len(words())], new[: len(words())])
-    assert longer.lm_head.weight.data_ptr() == longer.model.language_model.embed_tokens.weight.data_ptr()
+    assert (
+        longer.lm_head.weight.data_ptr()
+        == longer.model.language_model.embed_tokens.weight.data_ptr()
+    )
     later = new.clone()
     tell_words_apart(later, 1, "order", "time")
     assert (later != new).any(1).nonzero().flatten().tolist() == [token_ids("time")["times"]]
@@ -87,7 +110,12 @@ def test_weights_of_another_model_are_refused(shipped):
         insert_layers(state, 1)
 
 
-SINK, WORD, LIT, CELL, SHAPE, FOLLOWED = 0, 1, 2, 3, 16, 30
+SINK = 0
+WORD = 1
+LIT = 2
+CELL = 3
+SHAPE = 16
+FOLLOWED = 30
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +132,9 @@ def _pick(*columns):
 
 
 def _show(marked):
-    """Return a state `[1, L, 128]` of root mean square 1, with 8 in the marked dimensions of each token."""
+    """Return a state `[1, L, 128]` of root mean square 1, with 8 in the marked dimensions of each
+    token.
+    """
     state = torch.zeros(1, len(marked), 128)
     for i, dimensions in enumerate(marked):
         state[0, i, dimensions] = 8.0
@@ -115,7 +145,9 @@ def _show(marked):
 @torch.no_grad()
 def _gaze(model, layer, state, tokens, row):
     """Return the attention `[heads, nv]` of one token."""
-    questions = torch.zeros(1, 1, state.shape[1] - N_PREFIX - tokens.times.shape[1], dtype=torch.long)
+    questions = torch.zeros(
+        1, 1, state.shape[1] - N_PREFIX - tokens.times.shape[1], dtype=torch.long
+    )
     return read_gaze(model, layer, state, tokens, questions, row).exp()[0]
 
 
@@ -128,7 +160,10 @@ def test_a_token_looks_at_the_same_cell_up_to_three_steps_before_and_else_at_the
     look_for_predecessors(attention, 2e4, cells, _pick(LIT), _pick(SINK), 1)
     for earlier, found in (([20, 21], True), ([3, 19], True), ([3, 9], False), ([10, 16], False)):
         tokens = VisualTokens(
-            torch.zeros(1, 3, 128), torch.tensor([[*earlier, 22]]), torch.tensor([[4, 4, 4]]), torch.tensor([23])
+            torch.zeros(1, 3, 128),
+            torch.tensor([[*earlier, 22]]),
+            torch.tensor([[4, 4, 4]]),
+            torch.tensor([23]),
         )
         state = _show([[SINK], [WORD], [WORD], *[[CELL + 4]] * 3])
         row = torch.tensor([0]), torch.tensor([N_PREFIX + 2])
@@ -142,13 +177,23 @@ def test_a_shape_word_looks_evenly_at_the_events_of_its_shape_and_as_much_at_the
     shapes = _pick(*range(SHAPE, SHAPE + 8))
     look_for_events(attention, shapes, _pick(FOLLOWED), shapes, _pick(SINK), 1)
     tokens = VisualTokens(
-        torch.zeros(1, 4, 128), torch.tensor([[1, 50, 90, 300]]), torch.tensor([[0, 4, 8, 2]]), torch.tensor([400])
+        torch.zeros(1, 4, 128),
+        torch.tensor([[1, 50, 90, 300]]),
+        torch.tensor([[0, 4, 8, 2]]),
+        torch.tensor([400]),
     )
     for n in range(1, 5):
         events = [[SHAPE + 3]] * n + [[SHAPE + 5]] * (4 - n)
         state = _show([[SINK], [WORD], [WORD], *events, [SHAPE + 3, FOLLOWED], [SHAPE + 3]])
         followed, not_followed = (
-            _gaze(model, GATHER_LAYER, state, tokens, (torch.tensor([0]), torch.tensor([N_PREFIX + i]))) for i in (4, 5)
+            _gaze(
+                model,
+                GATHER_LAYER,
+                state,
+                tokens,
+                (torch.tensor([0]), torch.tensor([N_PREFIX + i])),
+            )
+            for i in (4, 5)
         )
         seen = followed[:, [0, *range(N_PREFIX, N_PREFIX + n)]]
         assert seen.sum(-1).min() > 0.98

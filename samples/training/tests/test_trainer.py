@@ -1,4 +1,6 @@
-"""Stages learn, end at their gate, and resume to the same weights; the result is a published checkpoint."""
+"""Stages learn, end at their gate, and resume to the same weights; the result is a published
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,13 @@ from samples.worlds.phrases import TIME_TYPES
 
 @pytest.mark.slow
 def test_a_stage_learns_and_a_resumed_run_goes_on_as_if_it_had_not_stopped(visual, bank, tmp_path):
-    stages, records, masters = (tiny(name="one"), tiny(name="two", steps=7)), [], []
-    for folder, runs in ((tmp_path / "whole", [stages]), (tmp_path / "parts", [stages[:1], stages])):
+    stages = (tiny(name="one"), tiny(name="two", steps=7))
+    records = []
+    masters = []
+    for folder, runs in (
+        (tmp_path / "whole", [stages]),
+        (tmp_path / "parts", [stages[:1], stages]),
+    ):
         folder.mkdir()
         for wanted in runs:
             trainer = Trainer(visual, bank, 2, records.append, **SMALL)
@@ -43,7 +50,9 @@ def test_a_stage_learns_and_a_resumed_run_goes_on_as_if_it_had_not_stopped(visua
 def test_a_weight_that_a_stage_file_lacks_stays_unchanged(visual, bank):
     trainer = Trainer(visual, bank, 2, lambda record: None, **SMALL)
     new, *others = trainer.optimizer.masters
-    trainer.optimizer.load({f"master.{name}": torch.ones_like(trainer.optimizer.masters[name]) for name in others})
+    trainer.optimizer.load(
+        {f"master.{name}": torch.ones_like(trainer.optimizer.masters[name]) for name in others}
+    )
     assert not trainer.optimizer.masters[new].eq(1).all()
     assert all(trainer.optimizer.masters[name].eq(1).all() for name in others)
 
@@ -74,9 +83,13 @@ def test_an_exported_folder_is_a_qwen2_5_vl_that_transformers_loads(visual, bank
     assert "config_hash" in json.loads((tmp_path / "weights" / "identity.json").read_text())
     settings = json.loads((tmp_path / "weights" / "preprocessor_config.json").read_text())
     assert settings["min_pixels"] == settings["max_pixels"] == 84 * 84
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "weights", dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        tmp_path / "weights", dtype=torch.float32
+    )
     assert model.config.protokv_fps == 2.0
-    assert model.lm_head.weight.data_ptr() == model.model.language_model.embed_tokens.weight.data_ptr()
+    assert (
+        model.lm_head.weight.data_ptr() == model.model.language_model.embed_tokens.weight.data_ptr()
+    )
     for name, parameter in model.named_parameters():
         trained = trainer.optimizer.masters.get(name)
         if trained is not None:
@@ -88,7 +101,11 @@ def test_an_exported_folder_is_a_qwen2_5_vl_that_transformers_loads(visual, bank
 def curriculum(monkeypatch):
     monkeypatch.setattr(OrderTrainer, "held_out_batches", 1)
     monkeypatch.setattr(OrderTrainer, "whole", replace(OrderTrainer.whole, tokens=300))
-    return [replace(stage, steps=2, tokens=300, whole=0.5) for stage in make_curriculum() if stage.name != "order"]
+    return [
+        replace(stage, steps=2, tokens=300, whole=0.5)
+        for stage in make_curriculum()
+        if stage.name != "order"
+    ]
 
 
 @pytest.fixture
@@ -131,6 +148,12 @@ def test_a_stage_of_the_clock_changes_the_clock_alone(bank, curriculum):
     trainer = OrderTrainer(state, bank, 1, lambda record: None)
     before = {name: master.detach().clone() for name, master in trainer.optimizer.masters.items()}
     trainer.run_stage(curriculum[0], 0)
-    changed = {name for name, master in trainer.optimizer.masters.items() if not torch.equal(master, before[name])}
+    changed = {
+        name
+        for name, master in trainer.optimizer.masters.items()
+        if not torch.equal(master, before[name])
+    }
     assert changed
-    assert all(name.startswith(("model.language_model.layers.0.", "links.clock.")) for name in changed)
+    assert all(
+        name.startswith(("model.language_model.layers.0.", "links.clock.")) for name in changed
+    )

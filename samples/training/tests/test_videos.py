@@ -17,7 +17,13 @@ from samples.training.order_batches import ask, find_mass, make_order_batch, sta
 from samples.training.order_curriculum import EASY, FINISH, HARD, HELD_OUT
 from samples.training.order_worlds import PLACES as EVIDENCE_PLACES
 from samples.training.recurring import draw_again, make_recurring_video
-from samples.training.repeated import CLEAR_TWICE, PAIRS, keep_clear, make_repeated_video, split_showings
+from samples.training.repeated import (
+    CLEAR_TWICE,
+    PAIRS,
+    keep_clear,
+    make_repeated_video,
+    split_showings,
+)
 from samples.training.sparse import make_sparse_video
 from samples.training.tests.conftest import COUNTS
 from samples.training.tests.helpers import BAR, RING, STAR, make_video, tiny
@@ -84,7 +90,11 @@ def test_lit_tokens_are_those_of_events_in_order_of_time_and_cell(composer, scen
         assert set(video.cells[video.times == video.span - 1]) == set(range(9))
         of_events = np.zeros(len(key), bool)
         for event in video.events:
-            own = (video.cells == event.place) & (event.start_s <= video.times) & (video.times < event.end_s)
+            own = (
+                (video.cells == event.place)
+                & (event.start_s <= video.times)
+                & (video.times < event.end_s)
+            )
             assert own.any()
             assert (video.times[own] == event.start_s).any()
             of_events |= own
@@ -125,7 +135,9 @@ def test_padding_and_company_change_no_answer_and_the_mass_is_that_of_all_unlit_
         assert tokens.end[b] == video.span + shift[b]
         assert np.array_equal(lit[b, :n], video.lit)
         assert not lit[b, n:].any()
-        expected = torch.where(torch.from_numpy(lit[b, :n]), 0.0, torch.tensor(mass[b], dtype=torch.float32))
+        expected = torch.where(
+            torch.from_numpy(lit[b, :n]), 0.0, torch.tensor(mass[b], dtype=torch.float32)
+        )
         assert torch.equal(tokens.bias[b, :n], expected)
         features = composer.bank.features.view(-1, 9, 128)[video.rows, video.cells]
         assert torch.equal(tokens.features[b, :n], features)
@@ -134,7 +146,9 @@ def test_padding_and_company_change_no_answer_and_the_mass_is_that_of_all_unlit_
 @pytest.mark.parametrize("drop", [0.0, 1.0])
 @pytest.mark.parametrize("way", ["full", "window", "far"])
 def test_batches_of_all_ways_of_masking_have_labels_that_can_be_known(composer, way, drop):
-    stage = replace(FINISH, tokens=400, window=float(way == "window"), far=float(way == "far"), drop=drop)
+    stage = replace(
+        FINISH, tokens=400, window=float(way == "window"), far=float(way == "far"), drop=drop
+    )
     rng = np.random.default_rng(6)
     hidden = 0
     for progress in (0.0, 0.9):
@@ -162,7 +176,11 @@ def test_a_second_showing_looks_like_the_first_and_comes_later(composer, scene):
     repeated = 0
     for _ in range(40):
         video = make_repeated_video(rng, composer, scene, 0.25)
-        first = {event.shape: event for event in video.events if event.shape in {r.shape for r in video.repeats}}
+        first = {
+            event.shape: event
+            for event in video.events
+            if event.shape in {r.shape for r in video.repeats}
+        }
         assert len(first) == len(video.repeats)
         assert all(last.end_s <= min(e.start_s for e in video.repeats) for last in first.values())
         assert np.array_equal(composer.bank.lit[video.rows, video.cells], video.lit)
@@ -179,15 +197,20 @@ def test_a_second_showing_looks_like_the_first_and_comes_later(composer, scene):
 
 
 def test_a_pair_is_asked_about_only_where_both_showings_agree():
-    # A star, then a ring and a bar, then the star again: the star is both before and after the ring.
+    # A star, then a ring and a bar, then the star again: the star is both before and after the
+    # ring.
     video = split_showings(make_video(), {STAR})
     assert [event.shape for event in video.events] == [STAR, RING, BAR]
     assert [event.start_s for event in video.repeats] == [9.0]
-    later = replace(video, repeats=(*video.repeats, video.events[1]._replace(start_s=10.0, end_s=11.0)))
+    later = replace(
+        video, repeats=(*video.repeats, video.events[1]._replace(start_s=10.0, end_s=11.0))
+    )
     for kind in PAIRS:
         assert not keep_clear(find_facts(kind, video.events, video.span), video)
         asked = keep_clear(find_facts(kind, later.events, video.span), later)
-        assert {frozenset(fact.slots.values()) for fact in asked} == {frozenset((SHAPES[STAR], SHAPES[RING]))}
+        assert {frozenset(fact.slots.values()) for fact in asked} == {
+            frozenset((SHAPES[STAR], SHAPES[RING]))
+        }
     colours = keep_clear(find_facts("colour", video.events, video.span), video)
     assert {fact.slots["shape"] for fact in colours} == {SHAPES[STAR], SHAPES[RING], SHAPES[BAR]}
 
@@ -207,33 +230,57 @@ def _look_of(composer, row, cell):
     bank = composer.bank
     clip = int(np.searchsorted(bank.first, row, side="right")) - 1
     step = row - bank.first[clip]
-    return {(s, c) for s, c, p, begin, end in composer.events_of(clip).tolist() if p == cell and begin <= step < end}
+    return {
+        (s, c)
+        for s, c, p, begin, end in composer.events_of(clip).tolist()
+        if p == cell and begin <= step < end
+    }
 
 
 @pytest.mark.parametrize("scene", [EASY, HARD], ids=["easy", "hard"])
 def test_every_lit_token_shows_the_event_that_it_is_labelled_with(composer, scene):
     rng = np.random.default_rng(3)
-    slow, times = 0, Counter()
+    slow = 0
+    times = Counter()
     for _ in range(40):
         video = make_recurring_video(rng, composer, scene, 0.25, crossing=0.8)
         assert (np.diff(video.times * 9 + video.cells) > 0).all()
         assert set(video.cells[video.times == video.span - 1]) == set(range(9))
         assert np.array_equal(composer.bank.lit[video.rows, video.cells], video.lit)
-        for row, time, cell in zip(video.rows[video.lit], video.times[video.lit], video.cells[video.lit], strict=True):
-            there = {(e.shape, e.colour) for e in video.events if e.place == cell and int(e.start_s) <= time < e.end_s}
+        for row, time, cell in zip(
+            video.rows[video.lit], video.times[video.lit], video.cells[video.lit], strict=True
+        ):
+            there = {
+                (e.shape, e.colour)
+                for e in video.events
+                if e.place == cell and int(e.start_s) <= time < e.end_s
+            }
             assert there & _look_of(composer, row, cell)
         chain = [event for event in video.events if event.shape in video.slow]
         for one, two in pairwise(chain):
             assert one.end_s == two.start_s
-            assert max(abs(one.place // 3 - two.place // 3), abs(one.place % 3 - two.place % 3)) == 1
+            assert (
+                max(abs(one.place // 3 - two.place // 3), abs(one.place % 3 - two.place % 3)) == 1
+            )
         assert len({event.colour for event in chain}) <= 1
         slow += bool(chain)
         times.update(fact.answer for fact in find_facts("times", video.events, video.span))
-        assert not video.slow & {SHAPES.index(f.slots["shape"]) for f in find_facts("times", video.events, video.span)}
+        assert not video.slow & {
+            SHAPES.index(f.slots["shape"]) for f in find_facts("times", video.events, video.span)
+        }
         if chain:
-            facts = {kind: find_facts(kind, video.events, video.span) for kind in ("where_first", "where_last")}
-            told = {k: {f.answer for f in v if f.slots["shape"] == SHAPES[chain[0].shape]} for k, v in facts.items()}
-            assert told == {"where_first": {PLACES[chain[0].place]}, "where_last": {PLACES[chain[-1].place]}}
+            facts = {
+                kind: find_facts(kind, video.events, video.span)
+                for kind in ("where_first", "where_last")
+            }
+            told = {
+                k: {f.answer for f in v if f.slots["shape"] == SHAPES[chain[0].shape]}
+                for k, v in facts.items()
+            }
+            assert told == {
+                "where_first": {PLACES[chain[0].place]},
+                "where_last": {PLACES[chain[-1].place]},
+            }
     # The bank of the tests lacks half of the looks.
     assert slow > 2
     assert set(times) == set(NUMBERS[1:])

@@ -22,7 +22,9 @@ def _texts(types):
             for shape, colour, place, name in itertools.zip_longest(
                 SHAPES, COLOUR_NAMES, PLACES, NAMES, fillvalue="left"
             ):
-                yield template.format(shape=shape, other="bar", colour=colour, place=place, name=name)
+                yield template.format(
+                    shape=shape, other="bar", colour=colour, place=place, name=name
+                )
         yield from ANSWERS[kind]
 
 
@@ -31,7 +33,9 @@ def _texts(types):
     [("content", TYPES), ("order", ORDER_TYPES), ("time", TIME_TYPES), ("words", SPEECH_TYPES)],
     ids=str,
 )
-def test_every_question_and_answer_is_encoded_within_its_block_and_both_tokenizers_agree(extent, types):
+def test_every_question_and_answer_is_encoded_within_its_block_and_both_tokenizers_agree(
+    extent, types
+):
     texts = list(_texts(types))
     for text in texts:
         assert token_ids()["<unk>"] not in encode(text, extent)
@@ -46,7 +50,9 @@ def test_every_question_and_answer_is_encoded_within_its_block_and_both_tokenize
 
 
 def test_published_words_keep_their_ids_and_further_words_follow():
-    content, order, time, spoken = (words(extent) for extent in ("content", "order", "time", "words"))
+    content, order, time, spoken = (
+        words(extent) for extent in ("content", "order", "time", "words")
+    )
     assert (len(content), len(order), len(time)) == (90, 105, 106)
     assert order[:90] == content
     assert time[:105] == order
@@ -58,17 +64,31 @@ def test_published_words_keep_their_ids_and_further_words_follow():
 
 def test_the_tokenizer_reads_the_chat_template_and_joins_words_by_spaces():
     tokenizer = build_tokenizer()
-    chat = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "Where was the star?"}]}]
+    chat = [
+        {
+            "role": "user",
+            "content": [{"type": "video"}, {"type": "text", "text": "Where was the star?"}],
+        }
+    ]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     expected = (
-        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>Where was the star?<|im_end|>\n"
+        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>Where was the "
+        "star?<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     assert text == expected
     assert tokenizer(text)["input_ids"] == encode(text)
-    assert tokenizer.decode(encode("bottom left <|im_end|>"), skip_special_tokens=True) == "bottom left"
+    assert (
+        tokenizer.decode(encode("bottom left <|im_end|>"), skip_special_tokens=True)
+        == "bottom left"
+    )
 
 
 def test_every_type_has_answers_and_a_chance_level():
-    assert set(TEMPLATES) == set(ANSWERS) == set(CHANCE) == {*TYPES, *ORDER_TYPES, *TIME_TYPES, *SPEECH_TYPES}
+    assert (
+        set(TEMPLATES)
+        == set(ANSWERS)
+        == set(CHANCE)
+        == {*TYPES, *ORDER_TYPES, *TIME_TYPES, *SPEECH_TYPES}
+    )
     assert all(0.1 <= chance <= 0.5 for chance in CHANCE.values())

@@ -1,4 +1,6 @@
-"""Words in training videos stand where a session puts them, and the new layers bind names to shapes by themselves."""
+"""Words in training videos stand where a session puts them, and the new layers bind names to shapes
+by themselves.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,12 @@ def test_words_of_a_training_video_stand_where_a_session_puts_them(backbone, lin
     whole = SparseVideo(times * 0, times, np.tile(np.arange(9), span), times >= 0, [], span)
     spoken = speak(whole, said, 0)
     session = Session.start(backbone, FullConfig(budget=4096), fps=2.0, attachments=[Transcript()])
-    positions, ids = [], []
+    positions = []
+    ids = []
     for second, text in enumerate(lines):
-        step = backbone.add_words(StepTokens(torch.zeros(9, 128, dtype=backbone.dtype), (3, 3)), [text] if text else [])
+        step = backbone.add_words(
+            StepTokens(torch.zeros(9, 128, dtype=backbone.dtype), (3, 3)), [text] if text else []
+        )
         positions += session.position_steps([step], [float(second)])[0].positions.tolist()
         ids += [-1] * 9 + (backbone.words_ids(text) if text else [])
         session.take([step], [float(second)])
@@ -56,11 +61,14 @@ def test_words_of_a_training_video_stand_where_a_session_puts_them(backbone, lin
 
 
 def test_the_new_layers_bind_names_to_shapes_and_shapes_to_names_before_any_training():
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MiniBackbone.folder("protokv/mini"), dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        MiniBackbone.folder("protokv/mini"), dtype=torch.float32
+    )
     model = insert_layers(model.state_dict(), 1, inserted=(BINDING_LAYER, NAMING_LAYER))
     embedding = model.model.language_model.embed_tokens.weight.detach()
     tell_words_apart(embedding, 1, "content", "words")
-    rng, generator = np.random.default_rng(2), torch.Generator().manual_seed(2)
+    rng = np.random.default_rng(2)
+    generator = torch.Generator().manual_seed(2)
     # Features of real pictures lie in few dimensions, too.
     basis = torch.randn(24, 128, generator=generator) / 2
     bind_names(model, torch.randn(400, 24, generator=generator) @ basis)
@@ -80,20 +88,25 @@ def test_the_new_layers_bind_names_to_shapes_and_shapes_to_names_before_any_trai
     plain = embedding[[ids[name.lower()] for name in NAMES]].mean(0)
     asked = {"What belongs to {}?": (NAMES, SHAPES, 1), "Who owns the {}?": (SHAPES, NAMES, 3)}
     for text, (words, answers, inverse) in asked.items():
-        questions = torch.tensor([[encode(f"<|vision_end|> {text.format(word)}", "words") for word in words]])
+        questions = torch.tensor(
+            [[encode(f"<|vision_end|> {text.format(word)}", "words") for word in words]]
+        )
         with torch.no_grad():
             _, tapped = read_questions(model, tokens, questions, questions < 0, (2,), 2)
         moved = tapped[2][0, -questions[0].numel() :].view(n, -1, 128)[:, -2] - plain
         meant = embedding[[ids[word.lower()] for word in answers]]
         alike = torch.cosine_similarity(moved[:, None], (meant - meant.mean(0))[None], dim=-1)
         expected = [(3 * i + 1) % n if inverse == 1 else (i - 1) * inverse % n for i in range(n)]
-        assert sum(a == b for a, b in zip(alike.argmax(1).tolist(), expected, strict=True)) >= n - 1, text
+        assert (
+            sum(a == b for a, b in zip(alike.argmax(1).tolist(), expected, strict=True)) >= n - 1
+        ), text
 
 
 def test_who_is_asked_about_is_named_in_the_video_and_names_are_never_hidden(composer):
     stage = replace(SPEAK, tokens=700, weights=dict.fromkeys(SPEECH_TYPES, 1.0), drop=1.0)
     batch = make_speech_batch(np.random.default_rng(4), composer, stage, 0.5)
-    tokens, names = batch.tokens, torch.tensor([token_ids("words")[name.lower()] for name in NAMES])
+    tokens = batch.tokens
+    names = torch.tensor([token_ids("words")[name.lower()] for name in NAMES])
     named = torch.isin(tokens.ids, names)
     assert named.any()
     assert tokens.seen[named].all()
@@ -112,7 +125,9 @@ def test_a_tiny_run_ends_in_a_checkpoint_that_knows_the_words(bank, tmp_path, mo
     monkeypatch.setattr(WordsTrainer, "held_out_batches", 1)
     monkeypatch.setattr(WordsTrainer, "whole", replace(WordsTrainer.whole, tokens=300))
     save_atomically(bank.tensors(), tmp_path / "bank.safetensors")
-    made = train_words(tmp_path, 1, [replace(stage, steps=2, tokens=300) for stage in make_words_curriculum()])
+    made = train_words(
+        tmp_path, 1, [replace(stage, steps=2, tokens=300) for stage in make_words_curriculum()]
+    )
     trained = load_backbone(str(made), device="cpu")
     assert trained.unknown_words("Who owns the star, Mara?") == []
     assert trained.layers == load_backbone("protokv/mini-words", device="cpu").layers

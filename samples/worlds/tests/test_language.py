@@ -22,37 +22,48 @@ from tests.backbones.tiny import WORDS, write_llama
 from tests.conftest import random_frames
 from tests.tolerance import near_logits
 
-STUDY = Language(tokens=160, step_tokens=16, redundancy=(1, 2), changed=(0.0, 0.5), budgets=(4,), count=1)
+STUDY = Language(
+    tokens=160, step_tokens=16, redundancy=(1, 2), changed=(0.0, 0.5), budgets=(4,), count=1
+)
 MEMORIES = ["full", "sliding-window", "durable"]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Llama:
-    return load_llama(str(write_llama(tmp_path_factory.mktemp("llama"))), device="cpu", dtype="float32")
+    return load_llama(
+        str(write_llama(tmp_path_factory.mktemp("llama"))), device="cpu", dtype="float32"
+    )
 
 
 @pytest.fixture(autouse=True)
 def _text_of_the_tiny_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = tuple(" ".join(WORDS[(7 * i + i * i * j + j) % len(WORDS)] for j in range(16)) for i in range(60))
+    texts = tuple(
+        " ".join(WORDS[(7 * i + i * i * j + j) % len(WORDS)] for j in range(16)) for i in range(60)
+    )
     monkeypatch.setattr(language, "paragraphs", lambda: texts)
     monkeypatch.setattr(lines, "ABOUT", dict.fromkeys(WORDS[:5], "star"))
     monkeypatch.setattr(lines, "NAMES", ("red", "blue", "one", "two", "three"))
 
 
 def rows_of(llama: Llama, done: list[LanguageRow]) -> list[LanguageRow]:
-    return list(run_language(STUDY, llama, make_memory_variants(MEMORIES, STUDY.token_budgets), done))
+    return list(
+        run_language(STUDY, llama, make_memory_variants(MEMORIES, STUDY.token_budgets), done)
+    )
 
 
 def test_a_text_in_chunks_gives_the_logits_of_transformers(llama: Llama, tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(write_llama(tmp_path))
-    ids, asked = llama.tokenize(" ".join(WORDS)), llama.tokenize("who is the star")
+    ids = llama.tokenize(" ".join(WORDS))
+    asked = llama.tokenize("who is the star")
     session = Session.start(llama, MemoryConfig.of("durable", budget=400, step_tokens=400))
     for start in range(0, len(ids), 5):
         session.take([llama.embed_chunk(ids[start : start + 5])], [float(start)])
     with torch.inference_mode():
-        expected: Tensor = model(torch.tensor([[*llama.prefix_ids, *ids, *asked]])).logits[0, -len(asked) :]
+        expected: Tensor = model(torch.tensor([[*llama.prefix_ids, *ids, *asked]])).logits[
+            0, -len(asked) :
+        ]
     torch.testing.assert_close(session.prefill(asked), expected, **near_logits(session, expected))
 
 
@@ -84,13 +95,16 @@ def test_nats_are_those_of_the_tokens_behind_the_cue() -> None:
     assert language.nats(torch.zeros(12, 4), [0] * 12) == pytest.approx(math.log(4))
 
 
-def test_rows_measure_each_memory_against_the_full_cache_and_a_stopped_run_goes_on(llama: Llama) -> None:
+def test_rows_measure_each_memory_against_the_full_cache_and_a_stopped_run_goes_on(
+    llama: Llama,
+) -> None:
     rows = rows_of(llama, [])
     assert [(row.redundancy, row.changed, row.memory) for row in rows] == [
         (redundancy, changed, name) for redundancy, changed in STUDY.kinds() for name in MEMORIES
     ]
     full = [row for row in rows if row.memory == "full"]
-    # A full cache of another size adds up in another order, which may decide a near-tie in another way.
+    # A full cache of another size adds up in another order, which may decide a near-tie in another
+    # way.
     assert all(row.kl < 1e-5 and row.agreement > 0.98 for row in full)
     assert all(row.kl > 1e-3 for row in rows if row.memory == "sliding-window")
     again = rows_of(llama, rows[:4])
@@ -99,16 +113,24 @@ def test_rows_measure_each_memory_against_the_full_cache_and_a_stopped_run_goes_
         list(run_language(msgspec.structs.replace(STUDY, tokens=320), llama, [], rows))
 
 
-def test_what_is_said_leaves_the_pictures_as_they_are_and_each_line_is_asked_for_by_its_part(llama: Llama) -> None:
+def test_what_is_said_leaves_the_pictures_as_they_are_and_each_line_is_asked_for_by_its_part(
+    llama: Llama,
+) -> None:
     study = msgspec.structs.replace(STUDY, said_every=1)
-    stream, silent = make_stream(study, llama, 3, 2, 0.0), make_stream(STUDY, llama, 3, 2, 0.0)
-    assert (stream.steps, stream.asked, stream.unseen) == (silent.steps, silent.asked, silent.unseen)
+    stream = make_stream(study, llama, 3, 2, 0.0)
+    silent = make_stream(STUDY, llama, 3, 2, 0.0)
+    assert (stream.steps, stream.asked, stream.unseen) == (
+        silent.steps,
+        silent.asked,
+        silent.unseen,
+    )
     assert not silent.said.lines
     assert list(stream.said.lines) == list(range(10))
     lines = [llama.words_ids(line) for line in stream.said.lines.values()]
     assert [ids for _, ids in stream.said.quotes] == lines[::2]
     assert [[*ids, name] for ids, name in stream.said.facts] == [line[:-1] for line in lines[1::2]]
-    # A tenth of ten steps is the last one alone, and that says a fact: the last quote stands for the part.
+    # A tenth of ten steps is the last one alone, and that says a fact: the last quote stands for
+    # the part.
     assert stream.quotes == {"early": lines[:2:2], "middle": lines[4:5], "late": lines[8:9]}
     session, _ = language.watch(llama, make_memory_variants(["full"], [400])[0], stream)
     # The last step ends with words.
@@ -134,7 +156,9 @@ def test_a_model_that_knows_what_was_said_has_no_nats_and_says_every_name(
     for lines_known, nats, named in ((lines, 0.0, 1.0), ([], math.log(64), 0.0)):
         monkeypatch.setattr(session, "prefill", partial(reading, lines_known))
         row, _ = language.measure(session, stream)
-        assert [row[f"said_{part}"] for part in language.PARTS] == pytest.approx([nats] * 3, abs=1e-5)
+        assert [row[f"said_{part}"] for part in language.PARTS] == pytest.approx(
+            [nats] * 3, abs=1e-5
+        )
         assert row["named"] == named
 
 
@@ -143,7 +167,9 @@ def replaced(row: LanguageRow) -> LanguageRow:
     return msgspec.structs.replace(row, step_ms=0.0)
 
 
-def test_rows_are_read_again_but_for_a_torn_line_and_summed_up_by_kind(llama: Llama, tmp_path: Path) -> None:
+def test_rows_are_read_again_but_for_a_torn_line_and_summed_up_by_kind(
+    llama: Llama, tmp_path: Path
+) -> None:
     rows = rows_of(llama, [])
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows) + b'{"seed": 1')

@@ -1,4 +1,6 @@
-"""Evidence that lasts for minutes: a crossing shape is where its events say, and counts match the frames."""
+"""Evidence that lasts for minutes: a crossing shape is where its events say, and counts match the
+frames.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from samples.worlds.world import World, WorldConfig
 SEEDS = st.integers(0, 2**31 - 1)
 LASTING = st.builds(
     lambda seed, counted, first, minutes, begins, takes: WorldConfig(
-        seed, 480, 20.0, counted=counted, counted_in=(first, minutes), crossing_s=(begins, begins + takes)
+        seed,
+        480,
+        20.0,
+        counted=counted,
+        counted_in=(first, minutes),
+        crossing_s=(begins, begins + takes),
     ),
     SEEDS,
     st.integers(1, 3),
@@ -33,8 +40,16 @@ def _middle(place: int) -> np.ndarray:
     return CELL * (np.array(divmod(place, 3))[::-1] + 0.5)
 
 
-@given(first=PLACE, last=PLACE, begins=st.integers(0, 400), takes=st.integers(12, 200), share=st.floats(0, 1))
-def test_a_crossing_is_on_the_straight_line_at_every_time_and_in_the_cell_it_names(first, last, begins, takes, share):
+@given(
+    first=PLACE,
+    last=PLACE,
+    begins=st.integers(0, 400),
+    takes=st.integers(12, 200),
+    share=st.floats(0, 1),
+)
+def test_a_crossing_is_on_the_straight_line_at_every_time_and_in_the_cell_it_names(
+    first, last, begins, takes, share
+):
     chain = cross(Event(0, 0, first, begins, begins + takes, 20, (0.0, 0.0, 0.0)), last)
     assert (chain[0].place, chain[-1].place) == (first, last)
     assert (chain[0].start_s, chain[-1].end_s) == (begins, begins + takes)
@@ -55,7 +70,11 @@ def test_a_shape_is_counted_as_often_as_it_comes_into_view(config, offset):
     before: set[tuple[int, int, int]] = set()
     seen = dict.fromkeys(counted, 0)
     for second in range(config.length_s):
-        now = {(e.shape, e.colour, e.place) for e in world.visible(second + offset) if e.shape in counted}
+        now = {
+            (e.shape, e.colour, e.place)
+            for e in world.visible(second + offset)
+            if e.shape in counted
+        }
         for shape, *_ in now - before:
             seen[shape] += 1
         before = now
@@ -65,7 +84,9 @@ def test_a_shape_is_counted_as_often_as_it_comes_into_view(config, offset):
     first, minutes = config.counted_in
     for shape in counted:
         own = [event for event in world.counted if event.shape == shape]
-        assert len({event.colour for event in own}) == len({event.place for event in own}) == len(own)
+        assert (
+            len({event.colour for event in own}) == len({event.place for event in own}) == len(own)
+        )
         assert all(later.start_s - one.end_s >= 2 for one, later in pairwise(own))
         within = [int(event.start_s // 60) for event in own]
         assert set(within) <= set(range(first, first + minutes))
@@ -76,12 +97,18 @@ def test_a_shape_is_counted_as_often_as_it_comes_into_view(config, offset):
 @settings(max_examples=5)
 def test_consecutive_seeds_share_out_lines_and_counts_equally(group, begins):
     worlds = [
-        World(WorldConfig(seed, 480, 0.0, counted=3, counted_in=(0, 4), crossing_s=(begins, begins + 60)))
+        World(
+            WorldConfig(
+                seed, 480, 0.0, counted=3, counted_in=(0, 4), crossing_s=(begins, begins + 60)
+            )
+        )
         for seed in range(32 * group, 32 * (group + 1))
     ]
     lines = {(world.crossing[0].place, world.crossing[-1].place) for world in worlds}
     assert len(lines) == len(worlds) == len(LINES)
-    counts = Counter(n for world in worlds for n in Counter(event.shape for event in world.counted).values())
+    counts = Counter(
+        n for world in worlds for n in Counter(event.shape for event in world.counted).values()
+    )
     assert counts == dict.fromkeys(range(1, MOST_TIMES + 1), 24)
 
 

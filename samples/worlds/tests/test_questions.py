@@ -1,4 +1,6 @@
-"""Questions are unambiguous, their answers follow from the events, and the evidence time is the last sight of it."""
+"""Questions are unambiguous, their answers follow from the events, and the evidence time is the
+last sight of it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ OWNED = re.compile(f"({NAMED['shape']}) is ({NAMED['name']})")
 
 
 def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
-    """Read a question back from its English alone: return the number of its phrasing and the words filled in."""
+    """Read a question back from its English alone: return the number of its phrasing and the words
+    filled in.
+    """
     for number, template in enumerate(TEMPLATES[kind]):
         pattern = re.escape(template)
         for name, choice in NAMED.items():
@@ -37,30 +41,48 @@ def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
     raise AssertionError(f"no template of {kind} made {text!r}")
 
 
-def _rederived(kind: str, slots: dict[str, str], events, ask_s: float, said) -> tuple[set[str], float]:
-    """Return every answer that events and captions allow, by brute force over frames, and when its evidence ended."""
+def _rederived(
+    kind: str, slots: dict[str, str], events, ask_s: float, said
+) -> tuple[set[str], float]:
+    """Return every answer that events and captions allow, by brute force over frames, and when its
+    evidence ended.
+    """
     times = np.arange(0, ask_s, 0.5)
     shown = [[e for e in events if e.start_s <= t < e.end_s] for t in times]
 
     def last_sight(wanted) -> float:
         return max(
-            (t + 0.5 for t, there in zip(times, shown, strict=True) if any(e in wanted for e in there)), default=-1
+            (
+                t + 0.5
+                for t, there in zip(times, shown, strict=True)
+                if any(e in wanted for e in there)
+            ),
+            default=-1,
         )
 
     def appeared(shape: str):
         return [e for e in events if SHAPES[e.shape] == shape]
 
     if kind in SPEECH_TYPES:
-        told = [(find.group(1), find.group(2), c.second + 1) for c in said if (find := OWNED.search(c.text))]
+        told = [
+            (find.group(1), find.group(2), c.second + 1)
+            for c in said
+            if (find := OWNED.search(c.text))
+        ]
         own = [one for one in told if slots.get("shape") == one[0] or slots.get("name") == one[1]]
-        told_s, wanted = min(at for *_, at in own), [e for e in events if SHAPES[e.shape] in {one[0] for one in own}]
+        told_s = min(at for *_, at in own)
+        wanted = [e for e in events if SHAPES[e.shape] in {one[0] for one in own}]
         if kind in ("owner", "owned"):
             return {one[1] if kind == "owner" else one[0] for one in own}, told_s
-        answers = {COLOUR_NAMES[e.colour] if kind == "colour_of" else PLACES[e.place] for e in wanted}
+        answers = {
+            COLOUR_NAMES[e.colour] if kind == "colour_of" else PLACES[e.place] for e in wanted
+        }
         return answers, max(told_s, last_sight(wanted))
     if kind in ("colour", "where"):
         wanted = appeared(slots["shape"])
-        return {COLOUR_NAMES[e.colour] if kind == "colour" else PLACES[e.place] for e in wanted}, last_sight(wanted)
+        return {
+            COLOUR_NAMES[e.colour] if kind == "colour" else PLACES[e.place] for e in wanted
+        }, last_sight(wanted)
     if kind == "shape":
         wanted = [e for e in events if COLOUR_NAMES[e.colour] == slots["colour"]]
         return {SHAPES[e.shape] for e in wanted}, last_sight(wanted)
@@ -80,7 +102,9 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float, said) -> 
         (one,), (two,) = appeared(slots["shape"]), appeared(slots["other"])
         assert int(one.start_s) != int(two.start_s)
         if kind.startswith("middle"):
-            assert not {one, two} & {e for e in events if int(e.start_s) in (int(by_start[0].start_s), int(last_s))}
+            assert not {one, two} & {
+                e for e in events if int(e.start_s) in (int(by_start[0].start_s), int(last_s))
+            }
         if kind.endswith(("first", "last")):
             answer = (min if kind.endswith("first") else max)(one, two, key=lambda e: e.start_s)
             return {SHAPES[answer.shape]}, last_sight([one, two])
@@ -94,7 +118,9 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float, said) -> 
     if kind == "times":
         wanted = appeared(slots["shape"])
         frames = [any(e in wanted for e in there) for there in shown]
-        return {NUMBERS[sum(now and not before for before, now in pairwise([False, *frames]))]}, last_sight(wanted)
+        return {
+            NUMBERS[sum(now and not before for before, now in pairwise([False, *frames]))]
+        }, last_sight(wanted)
     if kind in ("where_first", "where_last"):
         wanted = appeared(slots["shape"])
         assert len({e.place for e in wanted}) > 1
@@ -121,11 +147,22 @@ def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visibl
     seed, rate, evidence, ask_s, asked_with
 ):
     world = World(
-        WorldConfig(seed, 130, rate, overlap=0.5, evidence_events=evidence, evidence_s=29, speech_per_minute=rate)
+        WorldConfig(
+            seed,
+            130,
+            rate,
+            overlap=0.5,
+            evidence_events=evidence,
+            evidence_s=29,
+            speech_per_minute=rate,
+        )
     )
-    events, said = world.events_until(ask_s), world.said(0, ask_s)
+    events = world.events_until(ask_s)
+    said = world.said(0, ask_s)
     for made in make_questions(world, ask_s, per_type=3, types=tuple(TEMPLATES), seed=asked_with):
-        answers, last_seen = _rederived(made.type, _read(made.type, made.question)[1], events, ask_s, said)
+        answers, last_seen = _rederived(
+            made.type, _read(made.type, made.question)[1], events, ask_s, said
+        )
         assert answers == {made.answer}
         assert made.evidence_s == last_seen
         assert made.evidence_s <= made.ask_s == ask_s
@@ -135,10 +172,15 @@ def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visibl
 @given(seed=st.integers(0, 2**31 - 1), rate=st.floats(0, 30), later=st.integers(31, 600))
 def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(seed, rate, later):
     world = World(WorldConfig(seed, 600, rate, evidence_events=4, evidence_s=30))
-    before, after = world.events_until(30), world.events_until(later)
+    before = world.events_until(30)
+    after = world.events_until(later)
     for kind in ("colour", "shape", "where", "at", "which_first", "which_last"):
-        then = {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in find_facts(kind, after, later)}
-        assert {(tuple(f.slots.items()), f.answer, f.evidence_s) for f in find_facts(kind, before, 30)} <= then
+        then = {
+            (tuple(f.slots.items()), f.answer, f.evidence_s) for f in find_facts(kind, after, later)
+        }
+        assert {
+            (tuple(f.slots.items()), f.answer, f.evidence_s) for f in find_facts(kind, before, 30)
+        } <= then
 
 
 def test_every_type_can_be_asked_and_in_every_phrasing():
@@ -152,15 +194,25 @@ def test_every_type_can_be_asked_and_in_every_phrasing():
 
 
 def test_questions_about_order_and_over_time_are_asked_only_where_they_are_named():
-    asked = {made.type for seed in range(20) for made in make_questions(World(WorldConfig(seed, 60)), 60)}
+    asked = {
+        made.type for seed in range(20) for made in make_questions(World(WorldConfig(seed, 60)), 60)
+    }
     assert asked <= set(TYPES)
 
 
 def test_an_event_at_the_border_of_two_parts_is_not_asked_about():
     event = next(iter(World(WorldConfig(3, 60, 20.0)).events()))
-    moved = [replace(event, start_s=start, end_s=start + 2.0) for start in (8.0, 17.0, 19.0, 21.0, 30.0)]
+    moved = [
+        replace(event, start_s=start, end_s=start + 2.0) for start in (8.0, 17.0, 19.0, 21.0, 30.0)
+    ]
     facts = [find_facts("third", [event], 60) for event in moved]
-    assert [fact[0].answer if fact else None for fact in facts] == ["start", None, None, None, "middle"]
+    assert [fact[0].answer if fact else None for fact in facts] == [
+        "start",
+        None,
+        None,
+        None,
+        "middle",
+    ]
     assert find_facts("tenth", [replace(event, start_s=57.0, end_s=60.0)], 60)[0].answer == "ten"
 
 
@@ -169,17 +221,29 @@ def test_a_shape_is_counted_where_its_events_are_apart_and_a_chain_of_them_was_a
     other = replace(event, shape=(event.shape + 1) % len(SHAPES), place=5)
 
     def ask(kind, *starts):
-        own = [replace(event, start_s=start, end_s=start + 2.0, place=i) for i, start in enumerate(starts)]
-        return [(f.answer, f.evidence, f.evidence_s) for f in find_facts(kind, [*own, other], 60)][:1]
+        own = [
+            replace(event, start_s=start, end_s=start + 2.0, place=i)
+            for i, start in enumerate(starts)
+        ]
+        return [(f.answer, f.evidence, f.evidence_s) for f in find_facts(kind, [*own, other], 60)][
+            :1
+        ]
 
     assert ask("times", 3.0, 7.0, 20.0) == [("three", (0, 1, 2), 22.0)]
     assert [f.answer for f in find_facts("times", [event, other], 60)] == ["one", "one"]
     for too_close_or_too_many in ((3.0, 6.5), (3.0, 5.0), (3.0, 10.0, 20.0, 30.0, 40.0)):
-        assert ask("times", *too_close_or_too_many) in ([], [("one", (len(too_close_or_too_many),), other.end_s)])
+        assert ask("times", *too_close_or_too_many) in (
+            [],
+            [("one", (len(too_close_or_too_many),), other.end_s)],
+        )
     chain = (3.0, 5.0, 7.0)
     assert ask("where_first", *chain) == [("top left", (0,), 5.0)]
     assert ask("where_last", *chain) == [("top right", (2,), 9.0)]
-    assert not ask("where_first", 3.0) + ask("where_first", 3.0, 3.0) + ask("where_last", 1.0, 3.0, 3.5)
+    assert (
+        not ask("where_first", 3.0)
+        + ask("where_first", 3.0, 3.0)
+        + ask("where_last", 1.0, 3.0, 3.5)
+    )
 
 
 def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise():
@@ -190,7 +254,9 @@ def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise():
 
 def test_yes_and_no_are_asked_equally_often():
     answers = [
-        q.answer for seed in range(200) for q in make_questions(World(WorldConfig(seed, 30)), 30, types=("whether",))
+        q.answer
+        for seed in range(200)
+        for q in make_questions(World(WorldConfig(seed, 30)), 30, types=("whether",))
     ]
     assert 70 < answers.count("yes") < 130
 

@@ -43,8 +43,12 @@ def test_decoded_frames_after_area_resize_are_close_to_the_training_frames(rende
 
 
 def test_the_command_writes_a_video_and_its_questions(tmp_path, capsys):
-    video, asked = tmp_path / "v.mp4", tmp_path / "q.jsonl"
-    line = f"--seed 5 --seconds 20 --rate 10 --evidence 2 --evidence-seconds 9 --side 84 -o {video} --questions {asked}"
+    video = tmp_path / "v.mp4"
+    asked = tmp_path / "q.jsonl"
+    line = (
+        f"--seed 5 --seconds 20 --rate 10 --evidence 2 --evidence-seconds 9 --side 84 -o {video} "
+        f"--questions {asked}"
+    )
     assert main(line.split()) == 0
     assert "160 frames" in capsys.readouterr().err
     made = [json.loads(row) for row in asked.read_text().splitlines()]

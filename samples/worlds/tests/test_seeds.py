@@ -8,7 +8,15 @@ import re
 from itertools import combinations
 from pathlib import Path
 
-from samples.seeds import CARD, DEMONSTRATION, DEVELOPMENT, RANGES, STUDY, TRAINING_STREAM, WORLD_STREAMS
+from samples.seeds import (
+    CARD,
+    DEMONSTRATION,
+    DEVELOPMENT,
+    RANGES,
+    STUDY,
+    TRAINING_STREAM,
+    WORLD_STREAMS,
+)
 from samples.training.evaluate import LENGTHS, make_held_out_world
 from samples.worlds.studies import load_study
 
@@ -35,16 +43,31 @@ def test_the_worlds_of_the_card_keep_to_themselves() -> None:
                 continue
             for index in (0, 383):
                 seed = make_held_out_world(load, length, index).config.seed
-                assert seed in CARD or not any(seed in taken for taken in (DEMONSTRATION, DEVELOPMENT, STUDY))
+                assert seed in CARD or not any(
+                    seed in taken for taken in (DEMONSTRATION, DEVELOPMENT, STUDY)
+                )
                 assert CARD.start <= CARD.start + 10_000 * length + index < CARD.stop
 
 
 def test_studies_keep_to_their_range() -> None:
     for path in sorted((ROOT / "samples" / "studies").glob("*.toml")):
         worlds = load_study(str(path)).worlds
-        shown = ("delay", "harder", "order", "time", "hour", "decay", "modes", "words", "sight", "long-budget")
+        shown = (
+            "delay",
+            "harder",
+            "order",
+            "time",
+            "hour",
+            "decay",
+            "modes",
+            "words",
+            "sight",
+            "long-budget",
+        )
         reported = path.stem in shown
-        assert worlds is None or all(seed in (STUDY if reported else DEMONSTRATION) for seed in worlds.seeds)
+        assert worlds is None or all(
+            seed in (STUDY if reported else DEMONSTRATION) for seed in worlds.seeds
+        )
 
 
 def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
@@ -52,7 +75,8 @@ def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
     stored = [path for folder in folders for path in folder.glob("*.jsonl.gz")]
     assert stored
     for path in stored:
-        # Rows are not parsed: there are tens of thousands, and each begins with its video, or the seed of its world.
+        # Rows are not parsed: there are tens of thousands, and each begins with its video, or the
+        # seed of its world.
         rows = gzip.decompress(path.read_bytes())
         seeds = re.findall(rb'^\{"(?:video": ?"world-|seed": )(\d+)', rows, re.MULTILINE)
         assert len(seeds) == rows.count(b"\n") > 0

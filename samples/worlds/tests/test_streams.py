@@ -16,12 +16,16 @@ from samples.worlds.streams import Worlds, WorldStream, place_evidence, place_mi
 
 
 def make_world(seed: int, types: Sequence[str] = (), **settings: Any) -> WorldStream:
-    """Make a stream of 300 seconds with the evidence at the start, unless the settings say otherwise."""
+    """Make a stream of 300 seconds with the evidence at the start, unless the settings say
+    otherwise.
+    """
     return WorldStream(seed, Worlds(**{"before": 0} | settings), types)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_questions_of_further_types_come_behind_the_others_and_keep_their_answers(seed: int) -> None:
+def test_questions_of_further_types_come_behind_the_others_and_keep_their_answers(
+    seed: int,
+) -> None:
     stream = make_world(seed, ORDER_TYPES, distractor_rate=5.0, before="mix")
     plain = make_world(seed, distractor_rate=5.0, before="mix").questions
     assert list(stream.questions[: len(plain)]) == list(plain)
@@ -53,29 +57,47 @@ def test_questions_are_about_the_evidence_wherever_it_lies(seed: int) -> None:
     for ask_s in (last_s + 16.0, 300.0, 420.0):
         seen = [e for e in world.events_until(ask_s) if e not in repeats]
         for question in stream.questions:
-            assert question.answer in {fact.answer for fact in find_facts(question.type, seen, ask_s)}
+            assert question.answer in {
+                fact.answer for fact in find_facts(question.type, seen, ask_s)
+            }
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_questions_of_minutes_have_one_answer_at_every_time_after_their_evidence(seed: int) -> None:
     stream = make_world(
-        seed, TIME_TYPES, length_s=480, distractor_rate=20.0, per_type=3, before="mix", evidence="minutes"
+        seed,
+        TIME_TYPES,
+        length_s=480,
+        distractor_rate=20.0,
+        per_type=3,
+        before="mix",
+        evidence="minutes",
     )
     world = stream.world
-    assert [question.type for question in stream.questions] == ["times"] * 3 + ["where_first", "where_last"]
+    assert [question.type for question in stream.questions] == ["times"] * 3 + [
+        "where_first",
+        "where_last",
+    ]
     last_s = max(event.end_s for event in (*world.counted, *world.crossing))
     assert last_s <= 240
     for question in stream.questions:
         assert question.reference_s <= last_s
         for ask_s in (last_s, 300.0, 480.0):
             facts = find_facts(question.type, world.events_until(ask_s), ask_s)
-            told = {fact.answer for fact in facts if SHAPES.index(fact.slots["shape"]) in _shapes_in(question.text)}
+            told = {
+                fact.answer
+                for fact in facts
+                if SHAPES.index(fact.slots["shape"]) in _shapes_in(question.text)
+            }
             assert told == {question.answer}
     first, last = stream.questions[-2:]
     assert (first.answer, last.answer) == tuple(
         PLACES[event.place] for event in (world.crossing[0], world.crossing[-1])
     )
-    assert (first.reference_s, last.reference_s) == (world.crossing[0].end_s, world.crossing[-1].end_s)
+    assert (first.reference_s, last.reference_s) == (
+        world.crossing[0].end_s,
+        world.crossing[-1].end_s,
+    )
 
 
 def _shapes_in(text: str) -> list[int]:
@@ -87,7 +109,9 @@ def test_every_second_world_spreads_counted_shapes_over_minutes_and_the_others_u
     assert placed == [(0, 4), (0, 1), (0, 4), (1, 1), (0, 4), (2, 1), (0, 4), (3, 1)]
     crossings = [place_minutes(seed, 480)[1] for seed in range(12)]
     assert len(set(crossings)) > 9
-    assert all(begins < 180 and 60 <= ends - begins <= 180 and ends <= 240 for begins, ends in crossings)
+    assert all(
+        begins < 180 and 60 <= ends - begins <= 180 and ends <= 240 for begins, ends in crossings
+    )
 
 
 def test_a_mixture_gives_each_of_four_worlds_another_place_unless_the_stream_is_too_short() -> None:
@@ -112,6 +136,8 @@ def test_a_world_gives_the_steps_that_its_rendered_video_would() -> None:
         ({"evidence": "minutes", "before": "mix", "distractor_similarity": 0.5}, "its own places"),
     ],
 )
-def test_a_stream_without_room_for_its_evidence_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_a_stream_without_room_for_its_evidence_is_refused(
+    wrong: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         make_world(1, **wrong)

@@ -39,14 +39,21 @@ def test_every_study_fits_its_own_streams(name: str) -> None:
     assert study.worlds
     streams = msgspec.structs.replace(study.worlds, count=4).open(study.types)
     placed = {
-        tuple(str(stream.facts["world"].get(name)) for name in ("before_s", "again_s", "counted_in", "crossing_s"))
+        tuple(
+            str(stream.facts["world"].get(name))
+            for name in ("before_s", "again_s", "counted_in", "crossing_s")
+        )
         for stream in streams
     }
     assert len(placed) == (4 if study.worlds.before == "mix" else 1)
     for stream in streams:
         # The longest delay fits wherever the evidence lies.
         asked = plan_asks(stream.questions, study.delays_s, stream.length_s, types=study.types)
-        wanted = [question for question in stream.questions if study.types is None or question.type in study.types]
+        wanted = [
+            question
+            for question in stream.questions
+            if study.types is None or question.type in study.types
+        ]
         assert asked.questions == len(wanted) > 4
 
 
@@ -55,7 +62,9 @@ def test_published_rows_are_of_the_memories_and_worlds_of_their_study(name: str)
     study = load_study(name)
     lines = gzip.decompress((FOLDER / "harder" / f"{name}.jsonl.gz").read_bytes()).splitlines()
     rows = [msgspec.json.decode(line, type=AnswerRow) for line in lines]
-    assert {(row.memory, row.budget) for row in rows} == {(v.label, v.budget) for v in study.variants(study.budgets)}
+    assert {(row.memory, row.budget) for row in rows} == {
+        (v.label, v.budget) for v in study.variants(study.budgets)
+    }
     assert study.worlds
     assert {row.video for row in rows} == {f"world-{seed}" for seed in study.worlds.seeds}
     # Worlds of four places; opening all of them would take seconds.
@@ -65,17 +74,22 @@ def test_published_rows_are_of_the_memories_and_worlds_of_their_study(name: str)
     for row in {row.video: row for row in rows}.values():
         assert row.stream["world"] == streams[row.video].facts["world"]
     asked = {(row.video, row.question_id, row.question, row.expected) for row in rows}
-    assert asked <= {(name, q.id, q.text, q.answer) for name, stream in streams.items() for q in stream.questions}
+    assert asked <= {
+        (name, q.id, q.text, q.answer) for name, stream in streams.items() for q in stream.questions
+    }
 
 
 def test_the_ablation_asks_when_the_codebooks_are_fitted() -> None:
     study = load_study("ablation")
     assert study.worlds
-    first_s = min(question.reference_s for stream in study.worlds.open() for question in stream.questions)
+    first_s = min(
+        question.reference_s for stream in study.worlds.open() for question in stream.questions
+    )
     for budget in (*study.budgets, 151):
         paper = study.variants([budget])[0].config
         assert isinstance(paper, PaperConfig)
-        # Steps of nine tokens fill the near window and open every prototype; from then on each token is a residual.
+        # Steps of nine tokens fill the near window and open every prototype; from then on each
+        # token is a residual.
         assert (paper.near_tokens + paper.prototypes + paper.warmup_residuals) / 9 + 1 < first_s
 
 
@@ -88,7 +102,7 @@ def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
             assert value == pytest.approx(factor * getattr(paper.config, name))
 
 
-def test_a_row_with_budgets_of_its_own_is_run_at_these_and_at_any_budget_that_is_not_of_the_study() -> None:
+def test_a_row_with_budgets_of_its_own_is_run_at_these_and_at_budgets_named_by_hand() -> None:
     study = load_study("harder")
     assert {v.label for v in study.variants([4])} == {"full", "durable"}
     assert len(study.variants([100])) == 8
@@ -109,7 +123,9 @@ def test_only_an_embedded_model_has_the_small_budgets_of_a_study() -> None:
         ('title = "x"\nmemories = ["full"]', "no streams"),
     ],
 )
-def test_a_file_that_is_no_study_is_refused_by_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_study_is_refused_by_what_is_wrong(
+    tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "x.toml").write_text(text)
     with pytest.raises(ConfigError, match=said):
         load_study(str(tmp_path / "x.toml"))
@@ -123,16 +139,22 @@ def test_a_study_that_is_not_there_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("script", ["delay", "harder"])
 def test_every_study_that_a_script_names_is_there(script: str) -> None:
-    named = re.findall(r"^(?:replay|worlds) ([a-z]+) ", (FOLDER / script / "run.sh").read_text(), re.MULTILINE)
+    named = re.findall(
+        r"^(?:replay|worlds) ([a-z]+) ", (FOLDER / script / "run.sh").read_text(), re.MULTILINE
+    )
     assert named
     assert set(named) <= set(STUDIES)
 
 
 def test_memories_are_named_by_their_one_name_and_the_full_cache_stands_once() -> None:
     assert make_memory_variants(["durable"], [64])[0].config == DurableConfig(budget=64)
-    assert [(v.label, v.config.budget) for v in make_memory_variants(["paper", "full"], [64, 128])] == [
-        ("paper", 64), ("full", 64), ("paper", 128),
-    ]  # fmt: skip
+    assert [
+        (v.label, v.config.budget) for v in make_memory_variants(["paper", "full"], [64, 128])
+    ] == [
+        ("paper", 64),
+        ("full", 64),
+        ("paper", 128),
+    ]
     with pytest.raises(ConfigError, match="elephant"):
         make_memory_variants(["elephant"], [64])
 
@@ -142,8 +164,10 @@ def test_a_variation_makes_one_variant_per_value_of_the_memories_that_it_names()
     decay = SettingSweep("paper", "decay", [("floor", "floor"), ("off", "off")])
     found = vary_memory_settings(memories, [decay, SettingSweep(None, "seed", [("3", 3)])])
     assert [variant.label for variant in found] == [
-        "durable seed=3", "paper decay=floor seed=3", "paper decay=off seed=3",
-    ]  # fmt: skip
+        "durable seed=3",
+        "paper decay=floor seed=3",
+        "paper decay=off seed=3",
+    ]
     assert [variant.config.seed for variant in found] == [3, 3, 3]
     assert found[2].config.to_dict()["decay"] == "off"
 

@@ -26,8 +26,11 @@ SEEDS = st.integers(0, 2**31 - 1)
     time=st.floats(0, 1, exclude_max=True),
     lasting=st.sampled_from([{}, {"counted": 3, "counted_in": (0, 2), "crossing_s": (20, 120)}]),
 )
-def test_frames_and_events_do_not_depend_on_the_length_of_the_stream(seed, short, more, time, lasting):
-    one, two = World(WorldConfig(seed, short, **lasting)), World(WorldConfig(seed, short + more, **lasting))
+def test_frames_and_events_do_not_depend_on_the_length_of_the_stream(
+    seed, short, more, time, lasting
+):
+    one = World(WorldConfig(seed, short, **lasting))
+    two = World(WorldConfig(seed, short + more, **lasting))
     at = time * short
     assert one.events_until(at) == two.events_until(at)
     assert one.scene(at).scenery == two.scene(at).scenery
@@ -49,7 +52,9 @@ def test_a_frame_far_into_the_stream_needs_nothing_before_it():
     overlap=st.sampled_from([0.0, 0.5, 1.0]),
     evidence=st.integers(0, 4),
 )
-def test_events_last_1_to_4_s_at_most_two_at_once_and_those_differ(seed, rate, moving, overlap, evidence):
+def test_events_last_1_to_4_s_at_most_two_at_once_and_those_differ(
+    seed, rate, moving, overlap, evidence
+):
     config = WorldConfig(seed, 130, rate, moving, overlap, evidence_events=evidence, evidence_s=33)
     world = World(config)
     events = list(world.events())
@@ -65,14 +70,23 @@ def test_events_last_1_to_4_s_at_most_two_at_once_and_those_differ(seed, rate, m
             assert len({getattr(e, attribute) for e in shown}) == len(shown)
 
 
-@given(seed=SEEDS, n=st.integers(1, 4), rate=st.floats(0, 30), before=st.sampled_from([0, 60, 104, 240]))
-def test_the_evidence_depends_on_neither_rate_nor_time_and_shares_no_look_with_others(seed, n, rate, before):
+@given(
+    seed=SEEDS,
+    n=st.integers(1, 4),
+    rate=st.floats(0, 30),
+    before=st.sampled_from([0, 60, 104, 240]),
+)
+def test_the_evidence_depends_on_neither_rate_nor_time_and_shares_no_look_with_others(
+    seed, n, rate, before
+):
     world = World(WorldConfig(seed, 400, rate, evidence_events=n, evidence_s=16, before_s=before))
     alone = World(WorldConfig(seed, 400, 0.0, evidence_events=n, evidence_s=16))
     evidence = [event.later(before) for event in alone.events()]
     others = [event for event in world.events() if event not in evidence]
     assert [event for event in world.events() if before <= event.start_s < before + 16] == evidence
-    assert all(event in world.visible(event.start_s) and event.end_s <= before + 16 for event in evidence)
+    assert all(
+        event in world.visible(event.start_s) and event.end_s <= before + 16 for event in evidence
+    )
     assert not [event for event in others if event.start_s < before < event.end_s]
     for attribute in ("shape", "colour", "place"):
         mine = {getattr(event, attribute) for event in evidence}
@@ -82,9 +96,18 @@ def test_the_evidence_depends_on_neither_rate_nor_time_and_shares_no_look_with_o
 
 
 @given(seed=SEEDS, similarity=st.floats(0.2, 1.0), again=st.sampled_from([None, 180]))
-def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(seed, similarity, again):
+def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(
+    seed, similarity, again
+):
     config = WorldConfig(
-        seed, 400, 30.0, evidence_events=4, evidence_s=16, before_s=60, again_s=again, distractor_similarity=similarity
+        seed,
+        400,
+        30.0,
+        evidence_events=4,
+        evidence_s=16,
+        before_s=60,
+        again_s=again,
+        distractor_similarity=similarity,
     )
     world = World(config)
     shown = [e for e in world.events() if 60 <= e.start_s < 76]
@@ -95,7 +118,9 @@ def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(s
     assert abs(len(twins) / len(others) - similarity) < 0.25
     assert not {e.shape for e in shown} & {e.shape for e in others}
     for e in others:
-        assert e in twins or (e.colour not in {c for c, _ in models} and e.place not in {p for _, p in models})
+        assert e in twins or (
+            e.colour not in {c for c, _ in models} and e.place not in {p for _, p in models}
+        )
     for half in range(2 * 400):
         for attribute in ("shape", "colour", "place"):
             visible = [getattr(e, attribute) for e in world.visible(half / 2)]
@@ -107,7 +132,15 @@ def test_the_worlds_of_stored_results_are_drawn_as_they_were():
     for config in (
         WorldConfig(5_000_000, 300, 20.0, evidence_events=4, evidence_s=16),
         WorldConfig(7, 300, 20.0, evidence_events=4, evidence_s=16, before_s=120),
-        WorldConfig(5_002_000, 300, 20.0, evidence_events=4, evidence_s=16, again_s=120, distractor_similarity=0.5),
+        WorldConfig(
+            5_002_000,
+            300,
+            20.0,
+            evidence_events=4,
+            evidence_s=16,
+            again_s=120,
+            distractor_similarity=0.5,
+        ),
         WorldConfig(9, 130, 12.0, 0.5, cut_s=None),
     ):
         world = World(config)
@@ -118,14 +151,16 @@ def test_the_worlds_of_stored_results_are_drawn_as_they_were():
 
 def test_a_natural_backdrop_falls_with_frequency_drifts_and_hides_no_shape():
     plain, natural = (
-        World(WorldConfig(5, 60, 12.0, cut_s=(20, 20), backdrop=backdrop)) for backdrop in ("plain", "natural")
+        World(WorldConfig(5, 60, 12.0, cut_s=(20, 20), backdrop=backdrop))
+        for backdrop in ("plain", "natural")
     )
     assert list(plain.events()) == list(natural.events())
     noise = draw_noise((5, 0), 3.0, 84)
     power = np.abs(np.fft.fft2(noise.mean(-1))) ** 2
     radius = np.hypot(np.fft.fftfreq(84)[:, None], np.fft.fftfreq(84)[None, :])
     low, high = (power[(radius > a) & (radius < b)].mean() for a, b in ((0.02, 0.04), (0.16, 0.32)))
-    assert 16 < low / high < 256  # Power falls as 1 / f^2: 64 between octaves that lie a factor of 8 apart.
+    # Power falls as 1 / f^2: 64 between octaves that lie a factor of 8 apart.
+    assert 16 < low / high < 256
     assert abs(noise.mean()) < 1
     assert not np.array_equal(draw_noise((5, 0), 3.0, 84), draw_noise((5, 0), 6.0, 84))
     event = next(e for e in natural.events() if e.end_s - e.start_s >= 2)
@@ -140,7 +175,8 @@ def test_the_rate_of_events_is_the_one_asked_for():
 @given(seed=SEEDS)
 def test_scenes_cut_at_whole_seconds_within_the_interval(seed):
     world = World(WorldConfig(seed, 240, cut_s=(6, 20)))
-    at, scenes = 0, []
+    at = 0
+    scenes = []
     while at < 240:
         scene = world.scene(at)
         assert scene.start_s == at
@@ -172,7 +208,9 @@ def test_an_event_is_in_the_frames_exactly_while_it_is_visible(seed):
     for event in events:
         for time_s in np.arange(max(event.start_s - 1, 0), event.end_s + 1, 0.5):
             shown = event.start_s <= time_s < event.end_s
-            alike = [e for e in world.visible(time_s) if e is not event and e.colour == event.colour]
+            alike = [
+                e for e in world.visible(time_s) if e is not event and e.colour == event.colour
+            ]
             if not alike:
                 assert _looks_like(world.frame(time_s), event, time_s) == shown
 

@@ -32,24 +32,32 @@ def test_a_token_comes_again_where_the_next_step_has_its_like_wherever_it_stands
     assert find_recurring_tokens(step, moved).all()
     assert not find_recurring_tokens(step, -step).any()
     # A window that holds the end of a step alone tells the same of it.
-    assert torch.equal(find_recurring_tokens(step[:, 20:], moved), find_recurring_tokens(step, moved)[:, 20:])
+    assert torch.equal(
+        find_recurring_tokens(step[:, 20:], moved), find_recurring_tokens(step, moved)[:, 20:]
+    )
     # One colour: all tokens are alike, and far from 0.
     flat = torch.full((2, 9, 8), 3.3)
     assert find_recurring_tokens(flat, flat).all()
 
 
-def test_where_nothing_comes_again_the_newest_tokens_stay_exact_and_elsewhere_repeats_merge() -> None:
+def test_where_nothing_comes_again_the_newest_tokens_stay_exact_and_elsewhere_repeats_merge() -> (
+    None
+):
     draw = torch.Generator().manual_seed(1)
-    new, still = torch.randn(60, 1, 8, 8, generator=draw), torch.randn(1, 1, 8, 8, generator=draw)
+    new = torch.randn(60, 1, 8, 8, generator=draw)
+    still = torch.randn(1, 1, 8, 8, generator=draw)
     steps = [torch.cat((one, still[0] + 0.01 * one)) for one in new]
     state = watched(steps).tensors()
     exact = (state["bank.mass"] == 1) & (state["bank.last_step"] >= 55)
     assert exact[0, 0].sum() >= 20 > exact[0, 1].sum()
 
 
-def test_where_nothing_comes_again_the_first_tokens_stay_exact_until_the_present_needs_their_room() -> None:
+def test_first_tokens_stay_exact_until_the_present_needs_their_room_if_nothing_comes_again() -> (
+    None
+):
     draw = torch.Generator().manual_seed(3)
-    new, still = torch.randn(250, 1, 8, 64, generator=draw), torch.randn(1, 1, 8, 64, generator=draw)
+    new = torch.randn(250, 1, 8, 64, generator=draw)
+    still = torch.randn(1, 1, 8, 64, generator=draw)
     steps = [torch.cat((one, still[0] + 0.01 * one)) for one in new]
 
     def exact(count: int, since: int, before: int) -> list[int]:

@@ -29,7 +29,9 @@ from tests.core.streams import World, shape_of
 def quantize(vectors: Tensor, mass: int) -> tuple[Tensor, Tensor]:
     """Codes and powers of two of centres `[n, D]` of prototypes of this mass."""
     size = vectors.shape[1]
-    offsets = make_dither_offsets(torch.full((len(vectors),), mass), make_feature_dither(size, vectors.device))
+    offsets = make_dither_offsets(
+        torch.full((len(vectors),), mass), make_feature_dither(size, vectors.device)
+    )
     codes, exponents, _ = quantize_vectors(vectors, count_features_per_scale(size), offsets)
     return codes.to(torch.int8), exponents
 
@@ -53,7 +55,9 @@ def test_a_number_is_off_by_half_a_unit_where_it_is_alone_and_by_less_than_one_o
     found = dequantize_vectors(codes, exponents)
     off = (found.double() - vectors.double()).abs() / unit
     assert off.max() <= 0.5 if mass == 1 else off.max() < 1
-    most = vectors.double().abs().view(3, exponents.shape[1], -1).amax(2) / torch.exp2(exponents.double() - 127)
+    most = vectors.double().abs().view(3, exponents.shape[1], -1).amax(2) / torch.exp2(
+        exponents.double() - 127
+    )
     assert ((most > 63.5) & (most <= 127)).all()
     # What is rounded stays as it is, whatever its mass becomes.
     assert torch.equal(dequantize_vectors(*quantize(found, mass + 1)), found)
@@ -65,9 +69,12 @@ def test_zeros_and_what_is_too_small_for_a_unit_are_zeros() -> None:
 
 
 @pytest.mark.parametrize("drift", [0.0, 1.0])
-def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_are(drift: float) -> None:
+def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_are(
+    drift: float,
+) -> None:
     tokens = drawn(2000, 32, 1) + drift * torch.linspace(-1, 1, 2000)[:, None]
-    center, units = tokens[:1], []
+    center = tokens[:1]
+    units = []
     for n in range(1, 2000):
         mean = (center.double() * n + tokens[n].double()) / (n + 1)
         codes, exponents = quantize(mean.float(), n + 1)
@@ -83,13 +90,17 @@ def memory_of(
 ) -> tuple[DurableMemory, World]:
     shape = shape_of(layers=2, heads=3, size=size, components=3, dtype=dtype)
     world = World(shape, 3)
-    return DurableMemory(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
+    return DurableMemory(
+        DurableConfig(budget=budget).with_fields(changes), shape, world.rotary
+    ), world
 
 
 @pytest.mark.parametrize("bits", [8, 32])
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_reads_what_the_bank_holds_after_every_step(bits: int, words: bool, dtype: torch.dtype) -> None:
+def test_attention_reads_what_the_bank_holds_after_every_step(
+    bits: int, words: bool, dtype: torch.dtype
+) -> None:
     memory, world = memory_of(60, dtype=dtype, center_bits=bits, words=words)
     memory.start(*world.sink())
     for index in range(20):
@@ -98,13 +109,16 @@ def test_attention_reads_what_the_bank_holds_after_every_step(bits: int, words: 
             state = {name: tensor.clone() for name, tensor in memory.tensors().items()}
             memory, _ = memory_of(60, dtype=dtype, center_bits=bits, words=words)
             memory.load(state)
-        context, state = memory.context(), memory.tensors()
+        context = memory.context()
+        state = memory.tensors()
         begin = context.far.start
         for prefix in ("", "words.") if words else ("",):
             held = {name: state[f"{prefix}bank.{name}"] for name in ("mass", "position")}
             for part, shown in (("key", context.keys), ("value", context.values)):
                 if bits == 8:
-                    codes, exponents = (state[f"{prefix}bank.{part}_{name}"] for name in ("codes", "exponents"))
+                    codes, exponents = (
+                        state[f"{prefix}bank.{part}_{name}"] for name in ("codes", "exponents")
+                    )
                     unit = torch.exp2(exponents.float() - 127).masked_fill(exponents == 0, 0)
                     center = codes * unit.repeat_interleave(codes.shape[-1] // unit.shape[-1], -1)
                 else:
@@ -122,7 +136,9 @@ def test_attention_reads_what_the_bank_holds_after_every_step(bits: int, words: 
 def test_a_saved_prototype_takes_less_than_a_third_of_the_bytes() -> None:
     sizes = {}
     for bits in (8, 32):
-        memories = [memory_of(budget, 128, center_bits=bits, split=(0, 1))[0] for budget in (40, 120)]
+        memories = [
+            memory_of(budget, 128, center_bits=bits, split=(0, 1))[0] for budget in (40, 120)
+        ]
         few, many = (memory.most_bytes or 0 for memory in memories)
         sizes[bits] = many - few
     assert 0 < sizes[8] * 3 < sizes[32]

@@ -1,4 +1,6 @@
-"""`RepeatWeights`: tokens leave the near window with the right weights, in the order of the stream."""
+"""`RepeatWeights`: tokens leave the near window with the right weights, in the order of the
+stream.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_two_or_four_if
     window: int, lengths: list[int], still: float, dropped: int, dtype: torch.dtype
 ) -> None:
     shape = shape_of(heads=2, dtype=dtype)
-    world, slots = World(shape, window, still=still), KVSlots(shape, far=0, near=window)
-    near, repeats, bank = NearWindow(slots, 1), RepeatWeights(window, shape), PrototypeBank(shape, 1)
-    # What each token weighs; of the newest step, the positions, values in the first layer and places in the window.
+    world = World(shape, window, still=still)
+    slots = KVSlots(shape, far=0, near=window)
+    near = NearWindow(slots, 1)
+    repeats = RepeatWeights(window, shape)
+    bank = PrototypeBank(shape, 1)
+    # What each token weighs; of the newest step, the positions, values in the first layer and
+    # places in the window.
     weights: dict[int, int] = {}
     newest: list[tuple[int, Tensor]] = []
     absorbed = opened = 0
@@ -45,7 +51,10 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_two_or_four_if
                 weights[position] = 0
                 before = newest[-place][0]
                 weights[before] = 4 if weights[before] else 0
-        newest = [(position, features if is_usable else features * torch.nan) for position, features, is_usable in now]
+        newest = [
+            (position, features if is_usable else features * torch.nan)
+            for position, features, is_usable in now
+        ]
         newest = newest[len(newest) - min(len(newest), window) :]
         repeats.see_(near.newest(), step)
         near.plan(index, tokens)
@@ -53,12 +62,19 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_two_or_four_if
         left = near.leaving(step)
         near.write(step)
         places = left.coordinates, left.positions.double()
-        far = FarTokens(left.keys.flatten(0, 1), left.values.flatten(0, 1), *places, left.usable.long())
+        far = FarTokens(
+            left.keys.flatten(0, 1), left.values.flatten(0, 1), *places, left.usable.long()
+        )
         mass = repeats.weigh_(far, bank).mass.tolist()
-        assert mass == weigh([weights[position] for position in left.positions[:, 0].tolist()], opened, absorbed)
+        assert mass == weigh(
+            [weights[position] for position in left.positions[:, 0].tolist()], opened, absorbed
+        )
         opened += sum(weight > 0 for weight in mass)
         bank.opened.fill_(opened)
-        absorbed += sum(is_usable and not weight for is_usable, weight in zip(left.usable.tolist(), mass, strict=True))
+        absorbed += sum(
+            is_usable and not weight
+            for is_usable, weight in zip(left.usable.tolist(), mass, strict=True)
+        )
         assert (bank.absorbed == absorbed).all()
         # A state that is saved here goes on as this one does.
         state = repeats.live_tensors() | near.live_tensors()

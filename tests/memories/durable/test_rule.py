@@ -1,4 +1,6 @@
-"""The rule equals the rule written out, a step at a time, and keeps its promises where rounding has a say."""
+"""The rule equals the rule written out, a step at a time, and keeps its promises where rounding has
+a say.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,29 @@ class Watched(DurableRule):
     compared = 0
 
     def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
-        bank, before = self._bank, self._points()
-        keeps, shares, weighed = [], [], tokens.mass
+        bank = self._bank
+        before = self._points()
+        keeps = []
+        shares = []
+        weighed = tokens.mass
         for head, repeated in enumerate(self._novelty._repeated.tolist()):
             opened = int(bank.opened.flatten()[head])
             config = self._novelty._config
             held = Protection(
-                config.prototypes, config.near_tokens, config.merged_budget, self._novelty._seen, int(repeated), opened
+                config.prototypes,
+                config.near_tokens,
+                config.merged_budget,
+                self._novelty._seen,
+                int(repeated),
+                opened,
             )
             keeps.append(held)
             shares.append(held.share())
         if self._repeats is not None:
-            weights, (opened, absorbed) = self._repeats._weights[: len(weighed)], (bank.opened, bank.absorbed)
+            weights, (opened, absorbed) = (
+                self._repeats._weights[: len(weighed)],
+                (bank.opened, bank.absorbed),
+            )
             weighed = torch.tensor(weigh(weights.tolist(), int(opened[0, 0]), int(absorbed[0, 0])))
         chosen: list[Tensor] = []
         # Rows that are no candidates stay as they are.
@@ -56,7 +69,11 @@ class Watched(DurableRule):
         self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[assignment]
         super().absorb_(tokens, step, told)
         del self._candidates
-        after, (B, K, _), signs = self._points(), self._size, rule.draw_sketch_signs(2 * tokens.keys.shape[2]).tolist()
+        after, (B, K, _), signs = (
+            self._points(),
+            self._size,
+            rule.draw_sketch_signs(2 * tokens.keys.shape[2]).tolist(),
+        )
         rows = torch.cat(chosen).view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
         for head in range(B):
             mine = rows[head].tolist()
@@ -69,10 +86,14 @@ class Watched(DurableRule):
                 point.sketch = torch.tensor(fold(point.center, signs)).to(self._dtype).tolist()
                 point.kept = point.mass > 0 and keeps[head].keeps(point.last, step, len(weighed))
             T = len(weighed)
-            found = Step(points, T, usual_cost(points[-T:]) if self._repeats is not None else math.inf)
+            found = Step(
+                points, T, usual_cost(points[-T:]) if self._repeats is not None else math.inf
+            )
             if found.ambiguous:
                 continue
-            expected = [cluster(points, members, shares[head] > 0) for members in found.groups.values()]
+            expected = [
+                cluster(points, members, shares[head] > 0) for members in found.groups.values()
+            ]
             for row in set(range(K)) - set(mine):
                 expected.append(before[head][row])
             self._compare(expected, after[head])
@@ -81,17 +102,25 @@ class Watched(DurableRule):
     def _points(self) -> list[list[Point]]:
         bank, (B, K, _) = self._bank, self._size
         centers = bank.read(torch.arange(B * K)).view(B, K, -1).tolist()
-        rest = [getattr(bank, name).flatten(0, 1).tolist() for name in ("mass", "last_step", "position")]
-        return [[Point(*numbers) for numbers in zip(*head, strict=True)] for head in zip(centers, *rest, strict=True)]
+        rest = [
+            getattr(bank, name).flatten(0, 1).tolist() for name in ("mass", "last_step", "position")
+        ]
+        return [
+            [Point(*numbers) for numbers in zip(*head, strict=True)]
+            for head in zip(centers, *rest, strict=True)
+        ]
 
     def _compare(self, expected: list[Point], found: list[Point]) -> None:
-        key, loose = attrgetter("mass", "last", "position"), isinstance(self._bank, QuantizedBank)
+        key = attrgetter("mass", "last", "position")
+        loose = isinstance(self._bank, QuantizedBank)
         for one, other in zip(sorted(expected, key=key), sorted(found, key=key), strict=True):
             assert (one.mass, one.last) == (other.mass, other.last)
             # A mean halfway between two positions may be rounded to either.
             assert one.position == pytest.approx(other.position, abs=1)
             most = max(map(abs, one.center), default=0.0)
-            assert one.center == pytest.approx(other.center, abs=most / 60 if loose else 1e-4 * max(most, 1))
+            assert one.center == pytest.approx(
+                other.center, abs=most / 60 if loose else 1e-4 * max(most, 1)
+            )
 
 
 @settings(max_examples=25)
@@ -138,7 +167,9 @@ def test_a_step_equals_the_step_written_out(
         if device:
             # Only a CPU reads in numpy.
             patch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
-        memory = DurableMemory(small_durable(budget, split=split, center_bits=bits), shape, world.rotary)
+        memory = DurableMemory(
+            small_durable(budget, split=split, center_bits=bits), shape, world.rotary
+        )
         memory.start(*world.sink())
         compared = Watched.compared
         for index, T in enumerate(lengths):
@@ -149,10 +180,13 @@ def test_a_step_equals_the_step_written_out(
     event("compared" if Watched.compared > compared else "ties alone")
 
 
-def test_most_steps_are_compared_and_not_left_out_for_their_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_steps_are_compared_and_not_left_out_for_their_ties(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(DurableMemory, "rule", Watched)
     world = World(shape_of(heads=1), 3, things=400)
-    memory, compared = DurableMemory(small_durable(29), world.shape, world.rotary), Watched.compared
+    memory = DurableMemory(small_durable(29), world.shape, world.rotary)
+    compared = Watched.compared
     feed(memory, world, [5] * 20)
     assert Watched.compared - compared >= 30
 
@@ -163,7 +197,9 @@ class Doubles(World):
     def step(self, index: int, tokens: int) -> StepKV:
         step = super().step(index, tokens)
         keys = torch.randint(-1, 2, step.keys.shape, generator=self.generator).float()
-        return replace(step, keys=keys, values=keys.flip(-1), positions=torch.zeros_like(step.positions))
+        return replace(
+            step, keys=keys, values=keys.flip(-1), positions=torch.zeros_like(step.positions)
+        )
 
 
 WORLDS = st.sampled_from([World, Doubles, partial(World, things=1000, noise=3.0)])
@@ -185,7 +221,8 @@ def test_no_token_is_lost_and_a_state_that_is_reloaded_at_every_step_keeps_its_b
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repeats, "DEEP_MODEL_LAYERS", deep)
         kept, reloaded = (DurableMemory(config, world.shape, world.rotary) for _ in range(2))
-        sink, came = world.sink(), 0
+        sink = world.sink()
+        came = 0
         for memory in (kept, reloaded):
             memory.start(*sink)
         for index, tokens in enumerate(lengths):
@@ -209,7 +246,9 @@ def test_no_token_is_lost_and_a_state_that_is_reloaded_at_every_step_keeps_its_b
 
 # A product with few columns is rounded otherwise.
 @pytest.mark.parametrize("at_once", [400, 3000])
-def test_how_much_is_done_at_once_changes_no_byte(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_much_is_done_at_once_changes_no_byte(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def state() -> dict[str, Tensor]:
         world = World(shape_of(heads=3, size=16), 5)
         memory = DurableMemory(small_durable(280, center_bits=8), world.shape, world.rotary)
@@ -226,7 +265,9 @@ def test_how_much_is_done_at_once_changes_no_byte(at_once: int, monkeypatch: pyt
 def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
     shape = shape_of(layers=1, heads=4, size=8)
     world = World(shape, seed)
-    steps, sink, states = [world.step(index, 5) for index in range(9)], world.sink(), []
+    steps = [world.step(index, 5) for index in range(9)]
+    sink = world.sink()
+    states = []
     for heads in (list(range(4)), order):
         memory = DurableMemory(small_durable(30), shape, world.rotary)
         memory.start(*sink)
@@ -257,8 +298,10 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant(budget: int) -> 
 
 def test_centres_are_rounded_as_written_out() -> None:
     shape = shape_of(layers=1, heads=1, size=12)
-    bank, generator = QuantizedBank(shape, 60), torch.Generator().manual_seed(2)
-    centers, mass = torch.randn(60, 24, generator=generator), torch.arange(60) * 37 % 1500
+    bank = QuantizedBank(shape, 60)
+    generator = torch.Generator().manual_seed(2)
+    centers = torch.randn(60, 24, generator=generator)
+    mass = torch.arange(60) * 37 % 1500
     found = bank.write_(torch.arange(60), centers, mass)
     assert torch.equal(found, bank.read(torch.arange(60)))
     for row in range(1, 60):
@@ -267,7 +310,9 @@ def test_centres_are_rounded_as_written_out() -> None:
 
 
 @pytest.mark.parametrize(("bits", "most"), [(32, 137), (8, 160)])
-@pytest.mark.parametrize(("K", "layers"), [(750, 3), pytest.param(18_000, 28, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("K", "layers"), [(750, 3), pytest.param(18_000, 28, marks=pytest.mark.slow)]
+)
 def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
     bits: int, most: int, K: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,13 +325,16 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
     with FakeTensorMode(), torch.no_grad():
         shape = shape_of(layers=layers, heads=4, size=128, components=3)
         config = small_durable(K, split=(0, 1), center_bits=bits)
-        merging = DurableRule((QuantizedBank if bits == 8 else DurableBank)(shape, K), config, shape)
+        merging = DurableRule(
+            (QuantizedBank if bits == 8 else DurableBank)(shape, K), config, shape
+        )
         # As in a deep model.
         merging._drops = True
         keys = torch.zeros(4 * layers, 196, 128)
         where = torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.int64)
         step = FarTokens(keys, keys, *where, torch.ones(196, dtype=torch.int64))
-        counts, told = [], torch.zeros(NOVELTY_NUMBERS, dtype=torch.float64)
+        counts = []
+        told = torch.zeros(NOVELTY_NUMBERS, dtype=torch.float64)
         with Counting() as counting:
             for index in range(K // 196 + 4):
                 counting.operations.clear()
@@ -298,7 +346,9 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
 
 
 @pytest.mark.parametrize("deep", [True, False])
-def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(
+    deep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     world = World(shape_of(layers=1, heads=1, size=32), 1, things=400, noise=0.1)
     memory = DurableMemory(small_durable(30, center_bits=32), world.shape, world.rotary)
@@ -314,21 +364,29 @@ def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(deep: bool, monkeyp
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=12), st.integers(260, 400), st.integers(0, 2**16))
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    st.integers(260, 400),
+    st.integers(0, 2**16),
+)
 def test_a_cpu_reads_no_slot_that_never_held_anything_and_gets_what_it_gets_from_all(
     lengths: list[int], budget: int, seed: int
 ) -> None:
     world = World(shape_of(heads=2, size=16, components=3), seed)
     memory = DurableMemory(small_durable(budget), world.shape, world.rotary)
     steps = feed(memory, world, lengths)
-    context, query = memory.context(), steps[-1].keys[0].repeat_interleave(2, 0)
+    context = memory.context()
+    query = steps[-1].keys[0].repeat_interleave(2, 0)
     whole = replace(context, parts=(slice(None),))
     some, all_slots = ([*one.at(0, query)] for one in (context, whole))
     read, slots = (sum(segment.keys.shape[1] for segment in one) for one in (some, all_slots))
-    used, prototypes = memory._rule.prototypes_used, memory._config.prototypes
+    used = memory._rule.prototypes_used
+    prototypes = memory._config.prototypes
     assert read == slots - prototypes + used
     local = steps[-1].keys[0], steps[-1].values[0]
-    torch.testing.assert_close(attend(query, some, local, 0.3), attend(query, all_slots, local, 0.3))
+    torch.testing.assert_close(
+        attend(query, some, local, 0.3), attend(query, all_slots, local, 0.3)
+    )
     # Places are of the slots that are read.
     assert context.positions_at(0).shape[1] == read
     again = DurableMemory(small_durable(budget), world.shape, world.rotary)

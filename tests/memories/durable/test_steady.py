@@ -1,4 +1,6 @@
-"""A steady step of `durable` is the same operations on the same memory, so that a graph of one step serves all."""
+"""A steady step of `durable` is the same operations on the same memory, so that a graph of one step
+serves all.
+"""
 
 from dataclasses import replace
 from itertools import count
@@ -26,7 +28,8 @@ class Stream:
 
     def __init__(self, memory: Memory, like: StepKV) -> None:
         assert isinstance(memory, DurableMemory)
-        self.memory, self.step = memory, replace(like, **{name: getattr(like, name).clone() for name in BUFFERS})
+        self.memory = memory
+        self.step = replace(like, **{name: getattr(like, name).clone() for name in BUFFERS})
 
     def tell(self, step: StepKV) -> None:
         self.memory.tell(step.step, T)
@@ -38,12 +41,17 @@ class Stream:
         return self.read()
 
     def read(self) -> list[Tensor]:
-        context, query = self.memory.context(), self.step.keys[0]
-        return [part for layer in range(len(self.step.keys)) for part in shown_to(context, layer, query)]
+        context = self.memory.context()
+        query = self.step.keys[0]
+        return [
+            part for layer in range(len(self.step.keys)) for part in shown_to(context, layer, query)
+        ]
 
 
 # Neither window is a whole number of steps. Up to 192 prototypes all are points of a step.
-@pytest.mark.parametrize(("budget", "bits", "deep"), [(75, 8, False), (275, 8, True), (275, 32, False)])
+@pytest.mark.parametrize(
+    ("budget", "bits", "deep"), [(75, 8, False), (275, 8, True), (275, 32, False)]
+)
 @pytest.mark.parametrize("steps", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_recorded_step_is_replayed_to_equal_bytes(
     steps: int, budget: int, bits: int, deep: bool, monkeypatch: pytest.MonkeyPatch
@@ -54,11 +62,16 @@ def test_a_recorded_step_is_replayed_to_equal_bytes(
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     config = MemoryConfig.of("durable", budget=budget, center_bits=bits)
     world = World(shape_of(layers=2, heads=2, components=3), 1, things=300, noise=0.1, still=0.5)
-    sink, first, numbers = world.sink(), world.step(0, T), count(1)
-    eager, replayed = streams = [Stream(build_memory(config, world.shape, world.rotary), first) for _ in range(2)]
+    sink = world.sink()
+    first = world.step(0, T)
+    numbers = count(1)
+    eager, replayed = streams = [
+        Stream(build_memory(config, world.shape, world.rotary), first) for _ in range(2)
+    ]
     for one in streams:
         one.memory.start(*sink)
-    operations, places = None, set()
+    operations = None
+    places = set()
     for warm in (budget // T + 4, 1):
         for _ in range(warm):
             step = world.step(next(numbers), T)
@@ -72,7 +85,8 @@ def test_a_recorded_step_is_replayed_to_equal_bytes(
                 one.tell(step)
             with Recording() as again:
                 expected = eager.run()
-            operations, addresses = operations or again.operations, addresses or again.addresses
+            operations = operations or again.operations
+            addresses = addresses or again.addresses
             # Shapes and scalars, too, before the resume and after it, in memory that does not move.
             assert (again.operations, again.addresses) == (operations, addresses)
             if recording is None:
@@ -85,6 +99,9 @@ def test_a_recorded_step_is_replayed_to_equal_bytes(
             assert all(map(torch.equal, shown if index % 7 else replayed.read(), expected))
             places.add(eager.memory._near._start)
         # A resume.
-        restored = [restore_memory(config, world.shape, world.rotary, copy_of(one.memory)) for one in streams]
+        restored = [
+            restore_memory(config, world.shape, world.rotary, copy_of(one.memory))
+            for one in streams
+        ]
         eager, replayed = streams = [Stream(memory, first) for memory in restored]
     assert len(places) > 10

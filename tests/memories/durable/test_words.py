@@ -60,11 +60,14 @@ def check_words_apart(seed: int, bits: Any, share: float, spoken: list[int]) -> 
     of_words = config.of_words()
     assert of_words is not None
     without = replace(config, words=False, budget=40 - of_words.budget)
-    memory, bare, lone = (DurableMemory(one, shape, world.rotary) for one in (config, without, of_words))
+    memory, bare, lone = (
+        DurableMemory(one, shape, world.rotary) for one in (config, without, of_words)
+    )
     sink = world.sink()
     for one in (memory, bare, lone):
         one.start(*sink)
-    slots, said = rows_of(memory, 0).shape[1], 0
+    slots = rows_of(memory, 0).shape[1]
+    said = 0
     for index, words in enumerate(spoken):
         step = replace(world.step(index, 5 + words), words=words)
         memory.append(step)
@@ -73,17 +76,22 @@ def check_words_apart(seed: int, bits: Any, share: float, spoken: list[int]) -> 
             lone.append(replace(step.tokens(slice(5, None)), step=said))
             said += 1
         if index == len(spoken) // 2:
-            saved, memory = copy_of(memory), DurableMemory(config, shape, world.rotary)
+            saved = copy_of(memory)
+            memory = DurableMemory(config, shape, world.rotary)
             memory.load(saved)
     own = memory.tensors()
-    apart = {f"words.{name}": tensor for name, tensor in lone.tensors().items() if name[:5] != "sink."}
+    apart = {
+        f"words.{name}": tensor for name, tensor in lone.tensors().items() if name[:5] != "sink."
+    }
     assert same(own, {**bare.tensors(), **apart, "words.seen": torch.tensor([sum(spoken)])})
     for layer in range(shape.layers):
         whole, pictures, alone = (rows_of(one, layer) for one in (memory, bare, lone))
         assert whole.shape[1] == slots
         both = torch.cat((pictures, alone[:, shape.sink_tokens :]), 1)
         for shown, expected in zip(whole, both, strict=True):
-            found, wanted = (torch.unique(rows, dim=0, return_counts=True) for rows in (shown, expected))
+            found, wanted = (
+                torch.unique(rows, dim=0, return_counts=True) for rows in (shown, expected)
+            )
             assert all(map(torch.equal, found, wanted))
 
 
@@ -97,7 +105,9 @@ def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay() 
     for cue in range(100):
         memory.append(world.step(cue, 4))
     held = memory.tensors()
-    for mass, steps in zip(held["bank.mass"].flatten(0, 1), held["bank.last_step"].flatten(0, 1), strict=True):
+    for mass, steps in zip(
+        held["bank.mass"].flatten(0, 1), held["bank.last_step"].flatten(0, 1), strict=True
+    ):
         exact = Counter(steps[mass == 1].tolist())
         assert exact[64] + exact[96] >= 7
 
@@ -106,20 +116,29 @@ def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay() 
 def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
     shape = shape_of(heads=2)
     world = World(shape, 1)
-    memory = DurableMemory(DurableConfig(budget=40, words=True, center_bits=bits), shape, world.rotary)
+    memory = DurableMemory(
+        DurableConfig(budget=40, words=True, center_bits=bits), shape, world.rotary
+    )
     memory.start(*world.sink())
     for index in range(30):
         memory.append(replace(world.step(index, 7), words=2))
-    shown = memory.context().compact(PositionFacts(PreciseRotary(world.rotary, 1), shape.sink_tokens, world.time + 9))
+    shown = memory.context().compact(
+        PositionFacts(PreciseRotary(world.rotary, 1), shape.sink_tokens, world.time + 9)
+    )
     segments = shown.at(0, torch.zeros(2, 1, 8))
     assert [segment.keys.shape[1] for segment in segments] == [shape.sink_tokens + 22 + 10, 8]
     assert int(shown.next_position) <= shape.sink_tokens + 41
 
 
-def test_until_the_first_eviction_words_apart_give_the_logits_of_the_whole_stream(tiny: Backbone) -> None:
+def test_until_the_first_eviction_words_apart_give_the_logits_of_the_whole_stream(
+    tiny: Backbone,
+) -> None:
     sessions = [
         Session.start(tiny, config, attachments=[Transcript()])
-        for config in (DurableConfig(budget=400, words=True, step_tokens=400), MemoryConfig.of("full"))
+        for config in (
+            DurableConfig(budget=400, words=True, step_tokens=400),
+            MemoryConfig.of("full"),
+        )
     ]
     for step in range(6):
         for session in sessions:
@@ -139,4 +158,6 @@ def test_a_word_that_is_not_finite_is_hidden_and_counted_apart_from_pictures() -
     assert memory.context().visible_tokens() == shape.sink_tokens + 7
     assert memory.report()["tokens_dropped"] == 1
     held = memory.tensors()
-    assert [int(held[name]) for name in ("sanitize.dropped", "words.sanitize.dropped", "words.seen")] == [0, 1, 3]
+    assert [
+        int(held[name]) for name in ("sanitize.dropped", "words.sanitize.dropped", "words.seen")
+    ] == [0, 1, 3]

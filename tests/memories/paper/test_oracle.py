@@ -1,9 +1,9 @@
 """The fast memory equals `naive`, Algorithms 1-4 written out, token for token.
 
-Assignments, masses, histograms and counters are compared exactly; centres and spatial statistics within what leaves
-room for a different order of adding and for nothing else. Three things are ties to float32 and no error: a token whose
-two best costs differ by less than that ends the comparison there, codewords that do are one, and residuals that do are
-fitted by one codebook.
+Assignments, masses, histograms and counters are compared exactly; centres and spatial statistics
+within what leaves room for a different order of adding and for nothing else. Three things are ties
+to float32 and no error: a token whose two best costs differ by less than that ends the comparison
+there, codewords that do are one, and residuals that do are fitted by one codebook.
 """
 
 import math
@@ -33,7 +33,8 @@ from tests.tolerance import near, tolerance
 TERMS = 16 + 30 * 7
 # Costs are cosines and what is added to them.
 TIE = tolerance(torch.float32, TERMS)
-# A codeword is a mean of residuals: each of them is as far off as the centre that it was taken against.
+# A codeword is a mean of residuals: each of them is as far off as the centre that it was taken
+# against.
 ALIKE = tolerance(torch.float32, TERMS, 8.0)
 
 
@@ -43,7 +44,9 @@ _fits = list[tuple[Tensor, Tensor]]()
 
 @pytest.fixture(autouse=True, scope="module")
 def _residuals_that_are_alike_have_one_codebook() -> Iterator[None]:
-    """A residual half-way between two codewords may go to either one in a fit, and all later passes follow it."""
+    """A residual half-way between two codewords may go to either one in a fit, and all later passes
+    follow it.
+    """
     fit_codebook = quantizer.fit_codebook
 
     def fit(samples: Tensor, G: int, C: int) -> Tensor:
@@ -123,7 +126,9 @@ def both(
     return fast, NaiveProtoKV(config, shape, world.rotary), world
 
 
-def watched_by_both(fast: PaperPrototypeMemory, naive: NaiveProtoKV, world: World, lengths: list[int]) -> Iterator[int]:
+def watched_by_both(
+    fast: PaperPrototypeMemory, naive: NaiveProtoKV, world: World, lengths: list[int]
+) -> Iterator[int]:
     """The number of each step behind which the two may be compared: a near-tie ends it."""
     for index, tokens in enumerate(lengths):
         step = world.step(index, tokens)
@@ -148,8 +153,12 @@ def compare_state(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
     for h, head in enumerate(flat(naive)):
         alive = [prototype is not None for prototype in head.slots]
         assert (rows("bank.mass")[h] > 0).tolist() == alive
-        assert (rows("bank.last_step")[h] >= 0).tolist() == [slot in head.used for slot in range(len(alive))]
-        held = [(slot, prototype) for slot, prototype in enumerate(head.slots) if prototype is not None]
+        assert (rows("bank.last_step")[h] >= 0).tolist() == [
+            slot in head.used for slot in range(len(alive))
+        ]
+        held = [
+            (slot, prototype) for slot, prototype in enumerate(head.slots) if prototype is not None
+        ]
         if not held:
             continue
         slots = torch.tensor([slot for slot, _ in held])
@@ -157,10 +166,14 @@ def compare_state(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
         def stacked(name: str, held: list[tuple[int, Prototype]] = held) -> Tensor:
             return torch.stack([getattr(prototype, name) for _, prototype in held])
 
-        for found, name in zip(fast._bank.centers(h * len(alive) + slots), ("key_center", "value_center"), strict=True):
+        for found, name in zip(
+            fast._bank.centers(h * len(alive) + slots), ("key_center", "value_center"), strict=True
+        ):
             torch.testing.assert_close(found, stacked(name), **near(stacked(name), TERMS))
         for name in ("mean", "covariance", "position"):
-            torch.testing.assert_close(rows(f"bank.{name}")[h, slots], stacked(name), **near(stacked(name), TERMS))
+            torch.testing.assert_close(
+                rows(f"bank.{name}")[h, slots], stacked(name), **near(stacked(name), TERMS)
+            )
         for slot, prototype in held:
             assert float(rows("bank.mass")[h, slot]) == prototype.mass
             assert int(rows("bank.last_step")[h, slot]) == prototype.last_step
@@ -170,17 +183,24 @@ def compare_state(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
             assert bool(rows("codebook.fitted")[h]) == (head.key_codebook is not None)
             if head.key_codebook is None or head.value_codebook is None:
                 continue
-            keys, values = (first_alike(codebook) for codebook in (head.key_codebook, head.value_codebook))
+            keys, values = (
+                first_alike(codebook) for codebook in (head.key_codebook, head.value_codebook)
+            )
             for name, codebook in (("keys", head.key_codebook), ("values", head.value_codebook)):
                 assert torch.equal(rows(f"codebook.{name}")[h], codebook)
-            counted = [("key", prototype.key_counts, keys), ("value", prototype.value_counts, values)]
+            counted = [
+                ("key", prototype.key_counts, keys),
+                ("value", prototype.value_counts, values),
+            ]
             for name, expected, alike in counted:
                 found = rows(f"residual.{name}_counts")[h, slot]
                 assert torch.equal(added_up(found, alike), added_up(expected, alike))
 
 
 def added_up(counts: Tensor, alike: Tensor) -> Tensor:
-    """Counts `[G, C]` with those of codewords that are one up to rounding added to the first of them."""
+    """Counts `[G, C]` with those of codewords that are one up to rounding added to the first of
+    them.
+    """
     flat = counts.flatten(1).long()
     return torch.zeros_like(flat).scatter_add_(1, alike, flat)
 
@@ -193,14 +213,17 @@ def first_alike(codebook: Tensor) -> Tensor:
 def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
     context = fast.context()
     keys, values, bias = (
-        part[:, :, context.far].flatten(0, 1) for part in (context.keys, context.values, context.bias)
+        part[:, :, context.far].flatten(0, 1)
+        for part in (context.keys, context.values, context.bias)
     )
     assert context.positions is not None
     positions = context.positions()[:, :, context.far].flatten(0, 1)
     for h, head in enumerate(flat(naive)):
         shown = torch.full_like(bias[h], -torch.inf)
         codebooks = [book for book in (head.key_codebook, head.value_codebook) if book is not None]
-        doubled = any((first_alike(book) != torch.arange(book.shape[1])).any() for book in codebooks)
+        doubled = any(
+            (first_alike(book) != torch.arange(book.shape[1])).any() for book in codebooks
+        )
         for slot, pairs, mass_bias in naive.pseudo_tokens(*divmod(h, naive.shape.kv_heads)):
             start = slot * len(pairs)
             shown[start : start + len(pairs)] = mass_bias
@@ -212,10 +235,15 @@ def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
             if doubled:
                 event("codewords that are one to float32: pseudo-tokens not compared")
                 continue
-            for found, expected in zip((keys, values), map(torch.stack, zip(*pairs, strict=True)), strict=True):
+            for found, expected in zip(
+                (keys, values), map(torch.stack, zip(*pairs, strict=True)), strict=True
+            ):
                 # A centre, a codeword and the angle of where they are shown.
-                torch.testing.assert_close(found[h, start : start + len(pairs)], expected, rtol=0, atol=2 * ALIKE)
-        # A quotient of masses up to a few hundred, and its logarithm, which is off by up to two roundings.
+                torch.testing.assert_close(
+                    found[h, start : start + len(pairs)], expected, rtol=0, atol=2 * ALIKE
+                )
+        # A quotient of masses up to a few hundred, and its logarithm, which is off by up to two
+        # roundings.
         torch.testing.assert_close(bias[h], shown, **near(shown, 3, 6.0))
 
 
@@ -235,19 +263,29 @@ def test_a_long_stream_goes_through_everything_and_stays_equal(components: int) 
 
 
 @pytest.mark.parametrize(("noise", "spread"), [(0.02, 1.0), (0.05, 0.2), (0.2, 0.25)])
-def test_a_scene_that_stands_still_is_merged_as_the_algorithm_written_out_does(noise: float, spread: float) -> None:
-    # The same tokens step after step: what is opened is merged at once, in many groups of two and in larger ones.
+def test_a_scene_that_stands_still_is_merged_as_the_algorithm_written_out_does(
+    noise: float, spread: float
+) -> None:
+    # The same tokens step after step: what is opened is merged at once, in many groups of two and
+    # in larger ones.
     shape = shape_of(layers=1, heads=1, size=12)
-    config = small_config(budget=90, pseudo_tokens=1, merge_key_distance=0.4, merge_value_distance=0.4, seed=3)
+    config = small_config(
+        budget=90, pseudo_tokens=1, merge_key_distance=0.4, merge_value_distance=0.4, seed=3
+    )
     fast, naive, world = both(config, shape, 8, noise=spread)
     still = world.step(0, 23)
     generator = torch.Generator().manual_seed(1)
     for index in range(14):
-        moved = [part + noise * torch.randn(part.shape, generator=generator) for part in (still.keys, still.values)]
+        moved = [
+            part + noise * torch.randn(part.shape, generator=generator)
+            for part in (still.keys, still.values)
+        ]
         step = StepKV(*moved, still.positions, still.coordinates, index)
         fast.append(step)
         naive.append(step)
-        assert min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) > TIE
+        assert (
+            min(margin for head in flat(naive) for _, margin in [*head.decisions, (0, 1.0)]) > TIE
+        )
         compare_state(fast, naive)
     assert (fast.tensors()["bank.merged"] > 100).all()
 
@@ -275,12 +313,18 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     things=st.sampled_from([2, 12]),
     seed=st.integers(0, 2**16),
 )
-@example(rate=0.9, anchor="recent", things=2, seed=460)  # a residual half-way between two codewords of the fit
-def test_tokens_meet_what_earlier_ones_of_their_step_moved(rate: float, anchor: str, things: int, seed: int) -> None:
-    # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
+# a residual half-way between two codewords of the fit
+@example(rate=0.9, anchor="recent", things=2, seed=460)
+def test_tokens_meet_what_earlier_ones_of_their_step_moved(
+    rate: float, anchor: str, things: int, seed: int
+) -> None:
+    # Long steps of few things: most tokens meet prototypes that others have moved before them, some
+    # of them often.
     shape = shape_of(layers=1, heads=2)
     rates = {"key_rate": rate, "spatial_rate": rate / 2}
-    config = small_config(budget=40, split=(0, 1), idle_steps=2, anchor=anchor, merge=False, **rates)
+    config = small_config(
+        budget=40, split=(0, 1), idle_steps=2, anchor=anchor, merge=False, **rates
+    )
     fast, naive, world = both(config, shape, seed, things=things)
     for _ in watched_by_both(fast, naive, world, [20, 24, 3, 21]):
         compare_state(fast, naive)

@@ -18,7 +18,10 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
     few=st.sampled_from([1, 2**18]),
     seed=st.integers(0, 99),
     changes=st.fixed_dictionaries(
-        {"idle_steps": st.sampled_from([1, 4]), "decay": st.sampled_from(["floor", "interval", "off"])}
+        {
+            "idle_steps": st.sampled_from([1, 4]),
+            "decay": st.sampled_from(["floor", "interval", "off"]),
+        }
         | dict.fromkeys(("residual", "merge", "recycle"), st.booleans())
         | {"anchor": st.sampled_from(["recent", "average"])}
     ),
@@ -26,7 +29,8 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
 def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alone(
     lengths: list[int], reads: list[bool], few: int, seed: int, changes: dict[str, object]
 ) -> None:
-    shape, config = shape_of(heads=2, components=3), small_config(**changes)
+    shape = shape_of(heads=2, components=3)
+    config = small_config(**changes)
     world = World(shape, seed)
     memory, alone = (PaperPrototypeMemory(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
@@ -37,7 +41,8 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
             if reads[index]:
                 memory.context()
     alone.load(copy_of(memory))
-    one, other = memory.context(), alone.context()
+    one = memory.context()
+    other = alone.context()
     for name in ("keys", "values", "bias"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
 
@@ -52,7 +57,8 @@ def test_the_report_tells_what_the_bank_holds() -> None:
     assert 0 <= early["warmup_residuals"] < early["warmup_target"] == 11
     for index in range(3, 30):
         memory.append(world.step(index, 5))
-    state, report = memory.tensors(), memory.report()
+    state = memory.tensors()
+    report = memory.report()
     assert report["near_tokens_in_use"] == 5
     for index, layer in enumerate(report["layers"]):
         mass = state["bank.mass"][index]

@@ -31,16 +31,24 @@ def test_a_fit_is_a_fixed_point_of_lloyd_s_rule(seed: int, monkeypatch: pytest.M
 def test_well_separated_clusters_are_found() -> None:
     torch.manual_seed(1)
     centers = torch.randn(7, 8) * 10
-    # All samples of one cluster come first: a start from the first samples, or from evenly spaced ones,
-    # misses some.
+    # All samples of one cluster come first: a start from the first samples, or from evenly spaced
+    # ones, misses some.
     which = torch.cat((torch.zeros(200, dtype=torch.int64), torch.arange(7).repeat(8)))
     samples = centers[which] + 0.01 * torch.randn(len(which), 8)
     codebook = quantizer.fit_codebook(samples, 1, 7)[0]
     assert torch.cdist(centers, codebook).min(1).values.max() < 0.05
 
 
-@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(2, 17), st.integers(1, 40), st.sampled_from((2, 9, 2**28)))
-def test_modes_are_those_of_the_beam_ties_included(seed: int, parts: int, codes: int, modes: int, most: int) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 5),
+    st.integers(2, 17),
+    st.integers(1, 40),
+    st.sampled_from((2, 9, 2**28)),
+)
+def test_modes_are_those_of_the_beam_ties_included(
+    seed: int, parts: int, codes: int, modes: int, most: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, most, (3, parts, codes), generator=generator, dtype=torch.int32)
     shape = MemoryShape(1, 1, 8, 1, 0, torch.float32, torch.device("cpu"))

@@ -12,7 +12,8 @@ from tests.replay.benchmarks.miniature import WRITERS, write_clips
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one for each data set."""
-    clips, root = write_clips(tmp_path_factory.mktemp("clips")), tmp_path_factory.mktemp("data")
+    clips = write_clips(tmp_path_factory.mktemp("clips"))
+    root = tmp_path_factory.mktemp("data")
     for name, write in WRITERS.items():
         write(root / name, clips)
     return root

@@ -1,4 +1,6 @@
-"""Annotations are read as they were published, with every trap in them, and anything else is refused."""
+"""Annotations are read as they were published, with every trap in them, and anything else is
+refused.
+"""
 
 import json
 import re
@@ -59,12 +61,18 @@ def test_all_videos_open_with_their_questions(name: str, data_root: Path, tmp_pa
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ("not json", "ovo_bench_new"), ('{"a": 1}', "no list of objects"), ("[1, 2]", "no list of objects"),
-        ({"gt": 9}, "entry 0.*gt 9"), ({"task": "XYZ"}, "entry 0.*XYZ"), ({"realtime": "soon"}, "entry 0.*realtime"),
+        ("not json", "ovo_bench_new"),
+        ('{"a": 1}', "no list of objects"),
+        ("[1, 2]", "no list of objects"),
+        ({"gt": 9}, "entry 0.*gt 9"),
+        ({"task": "XYZ"}, "entry 0.*XYZ"),
+        ({"realtime": "soon"}, "entry 0.*realtime"),
         ({"video": None}, "entry 0.*video"),
     ],
-)  # fmt: skip
-def test_annotations_of_another_form_are_refused_by_their_place(copied: Copied, other: Any, said: str) -> None:
+)
+def test_annotations_of_another_form_are_refused_by_their_place(
+    copied: Copied, other: Any, said: str
+) -> None:
     path = copied("ovo-bench") / "ovo_bench_new.json"
     if isinstance(other, str):
         path.write_text(other)
@@ -75,7 +83,8 @@ def test_annotations_of_another_form_are_refused_by_their_place(copied: Copied, 
 
 
 def test_a_path_of_annotations_never_leaves_the_folder(tmp_path: Path) -> None:
-    root, inside = tmp_path / "set", tmp_path / "set" / "videos" / "inside.mp4"
+    root = tmp_path / "set"
+    inside = tmp_path / "set" / "videos" / "inside.mp4"
     inside.parent.mkdir(parents=True)
     for path in (tmp_path / "outside.mp4", inside):
         path.write_bytes(b"x")
@@ -85,58 +94,91 @@ def test_a_path_of_annotations_never_leaves_the_folder(tmp_path: Path) -> None:
         assert find_dataset_video(root, path) == inside
 
 
-def test_types_of_rvs_are_joined_by_question_and_answer_and_by_the_video_of_several(copied: Copied) -> None:
+def test_types_of_rvs_are_joined_by_question_and_answer_and_by_the_video_of_several(
+    copied: Copied,
+) -> None:
     root = copied("rvs-ego")
     types = {"Whether Something Happened(Y/N)", "What event order", "Scene Summary"}
     assert {question.type for question in load("rvs-ego", root)} == types
-    order, summary = "Order Judging(Y/N)", "Scene Summary"
+    order = "Order Judging(Y/N)"
+    summary = "Scene Summary"
     original = root / "test_qa_ego4d.json"
-    change(original, lambda row: row | {"answer_type": order if "clip21" in row["video_id"] else summary})
-    read = [(video.name, question.type) for video, question in BENCHMARKS["rvs-ego"].read(root, Counter())]
+    change(
+        original,
+        lambda row: row | {"answer_type": order if "clip21" in row["video_id"] else summary},
+    )
+    read = [
+        (video.name, question.type)
+        for video, question in BENCHMARKS["rvs-ego"].read(root, Counter())
+    ]
     assert len(set(read)) == 2
     assert {kind for _, kind in read} == {order, summary}
     original.unlink()
     notes = Counter[str]()
-    assert {question.type for _, question in BENCHMARKS["rvs-ego"].read(root, notes)} == {"unjoined"}
+    assert {question.type for _, question in BENCHMARKS["rvs-ego"].read(root, notes)} == {
+        "unjoined"
+    }
     assert notes["questions without a type"] == 6
     assert not BENCHMARKS["rvs-ego"].find_type("unjoined").retrospective
 
 
-def test_times_count_from_the_beginning_of_what_a_file_holds_and_of_each_probe(data_root: Path) -> None:
+def test_times_count_from_the_beginning_of_what_a_file_holds_and_of_each_probe(
+    data_root: Path,
+) -> None:
     opened = open_dataset(BENCHMARKS["rvs-movie"], data_root / "rvs-movie")
-    # One file holds the film from its beginning, the other the clip, whose annotations begin at second 500.
-    assert [{question.reference_s for question in stream.questions} for stream in opened.streams] == [{10.0}, {10.0}]
+    # One file holds the film from its beginning, the other the clip, whose annotations begin at
+    # second 500.
+    assert [
+        {question.reference_s for question in stream.questions} for stream in opened.streams
+    ] == [{10.0}, {10.0}]
     assert opened.notes["questions counted from the beginning of their clip"] == 2
     assert [step.time_s for step in opened.streams[1].steps(1.0, 1)] == list(range(LENGTH_S))
     asked = load("ovo-bench", data_root / "ovo-bench")
     probes = [question for question in asked if question.type in ("REC", "SSR", "CRR")]
     assert [(q.type, q.answer, q.reference_s) for q in probes] == [
-        ("REC", "1", 4), ("REC", "2", 10), ("SSR", "Yes", 3), ("CRR", "No", 5), ("CRR", "Yes", 12)
-    ]  # fmt: skip
+        ("REC", "1", 4),
+        ("REC", "2", 10),
+        ("SSR", "Yes", 3),
+        ("CRR", "No", 5),
+        ("CRR", "Yes", 12),
+    ]
     assert "How many times did they appear?" in probes[0].prompt
     assert "Is anything visible now?" in probes[2].prompt
     # The prefix of a query ends at its time, rounded up.
     assert {question.reference_s for question in asked if question.type == "EPM"} == {10.0}
 
 
-def test_both_forms_of_streamingbench_are_one_and_late_times_are_counted(data_root: Path, tmp_path: Path) -> None:
+def test_both_forms_of_streamingbench_are_one_and_late_times_are_counted(
+    data_root: Path, tmp_path: Path
+) -> None:
     root = data_root / "streamingbench"
     opened = open_dataset(BENCHMARKS["streamingbench"], root)
     assert opened.notes == {"questions after the end of their video, asked at its end": 2}
-    assert {question.reference_s for question in opened.streams[0].questions} == {10.0, opened.streams[0].length_s}
+    assert {question.reference_s for question in opened.streams[0].questions} == {
+        10.0,
+        opened.streams[0].length_s,
+    }
     by_video: dict[str, list[Any]] = {}
     for entry in json.loads((root / "questions_real.json").read_text()):
         by_video.setdefault(entry["video_path"], []).extend(entry["questions"])
     stream = [{"questions": rows, "video_path": video} for video, rows in by_video.items()]
     (tmp_path / "questions_real_stream.json").write_text(json.dumps(stream))
     assert load("streamingbench", tmp_path) == load("streamingbench", root)
-    for text, seconds in {"0:07:40": 460, "00:24": 24, "00:12450": 12450, "01:00:01": 3601, "7": 7}.items():
+    for text, seconds in {
+        "0:07:40": 460,
+        "00:24": 24,
+        "00:12450": 12450,
+        "01:00:01": 3601,
+        "7": 7,
+    }.items():
         assert parse_annotated_time(AnnotationRecord({"at": text}, "here"), "at") == seconds
         with pytest.raises(ConfigError, match="no clock time"):
             parse_annotated_time(AnnotationRecord({"at": f"{text}x"}, "here"), "at")
 
 
-def test_what_mlvu_lacks_is_named_and_an_answer_that_is_no_candidate_is_never_right(copied: Copied) -> None:
+def test_what_mlvu_lacks_is_named_and_an_answer_that_is_no_candidate_is_never_right(
+    copied: Copied,
+) -> None:
     root = copied("mlvu")
     (root / "video" / "1_plotQA" / "clip21.mp4").unlink()
     (root / "video" / "2_needle" / "clip21.mp4").unlink()
@@ -144,8 +186,14 @@ def test_what_mlvu_lacks_is_named_and_an_answer_that_is_no_candidate_is_never_ri
     (root / "json" / "4_count.json").unlink()
     change(root / "json" / "3_ego.json", lambda row: row | {"answer": "something else"})
     opened = open_dataset(BENCHMARKS["mlvu"], root)
-    # Every task has a copy of its own, and the one that is gone is not looked for in another task's folder.
+    # Every task has a copy of its own, and the one that is gone is not looked for in another task's
+    # folder.
     assert opened.missing.keys() == {"1_plotQA/clip21.mp4", "2_needle/clip21.mp4"}
-    assert opened.notes == {"4_count.json is missing": 1, "questions whose answer is none of their candidates": 2}
+    assert opened.notes == {
+        "4_count.json is missing": 1,
+        "questions whose answer is none of their candidates": 2,
+    }
     assert {question.answer for question in load("mlvu", root) if question.type == "ego"} == {"@"}
-    assert not any(BENCHMARKS["mlvu"].is_right(said, "@", "ego") for said in ("A", "B) x", "", "nothing"))
+    assert not any(
+        BENCHMARKS["mlvu"].is_right(said, "@", "ego") for said in ("A", "B) x", "", "nothing")
+    )

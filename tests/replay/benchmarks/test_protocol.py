@@ -1,4 +1,6 @@
-"""Every data set end to end on the embedded model: loaded, watched once, answered, scored, reported."""
+"""Every data set end to end on the embedded model: loaded, watched once, answered, scored,
+reported.
+"""
 
 import shutil
 from collections import Counter
@@ -29,40 +31,61 @@ class Played(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def played(data_root: Path, embedded: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
+def played(
+    data_root: Path, embedded: Backbone, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Played]:
     """Play each data set once, for several tests."""
-    return cache(lambda name: play(name, data_root, embedded, tmp_path_factory.mktemp(name) / "rows.jsonl"))
+    return cache(
+        lambda name: play(name, data_root, embedded, tmp_path_factory.mktemp(name) / "rows.jsonl")
+    )
 
 
 def plan_dataset(
-    name: str, streams: Sequence[ReplayStream], backbone: Backbone, delays_s: Sequence[float] = (0.0,)
+    name: str,
+    streams: Sequence[ReplayStream],
+    backbone: Backbone,
+    delays_s: Sequence[float] = (0.0,),
 ) -> ReplayPlan:
-    variants = complete_memory_variants(make_memory_variants(["durable"], [90]), streams, backbone, baselines=True)
-    return make_replay_plan(streams, variants, delays_s, TrialSetup.of(backbone, BENCHMARKS[name], fps=2.0))
+    variants = complete_memory_variants(
+        make_memory_variants(["durable"], [90]), streams, backbone, baselines=True
+    )
+    return make_replay_plan(
+        streams, variants, delays_s, TrialSetup.of(backbone, BENCHMARKS[name], fps=2.0)
+    )
 
 
 def play(name: str, root: Path, backbone: Backbone, path: Path, subtitles: str = "off") -> Played:
     """Run a data set under a memory of nearly all steps, at two frames a second."""
     # Of the two videos of VideoMME one has subtitles.
-    opened = open_dataset(BENCHMARKS[name], root, most_videos=1 + (name == "videomme"), subtitles=subtitles)
-    events = list(run_replay_plan(plan_dataset(name, opened.streams, backbone), backbone, AnswerRowFile(path)))
+    opened = open_dataset(
+        BENCHMARKS[name], root, most_videos=1 + (name == "videomme"), subtitles=subtitles
+    )
+    events = list(
+        run_replay_plan(plan_dataset(name, opened.streams, backbone), backbone, AnswerRowFile(path))
+    )
     rows = [event for event in events if isinstance(event, AnswerRow)]
     return Played(rows, [event for event in events if isinstance(event, ReplayProgress)])
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, played: Callable[[str], Played]) -> None:
+def test_a_data_set_is_watched_once_answered_scored_and_reported(
+    name: str, played: Callable[[str], Played]
+) -> None:
     rows, watched = played(name)
     # Every step of a video is taken once for all questions.
     assert max(Counter((event.video, event.stream_time_s) for event in watched).values()) == 1
     report = summarise_answers(rows)
-    facts, points = report["facts"], {p["memory"]: p for p in report["points"] if p["part"] == "all"}
+    facts = report["facts"]
+    points = {p["memory"]: p for p in report["points"] if p["part"] == "all"}
     assert facts["data set"].startswith(f"{name}, ")
     assert facts["prompt"] == BENCHMARKS[name].prompt_hash
     # The last frames have room for all of them: two frames of a square picture are nine tokens.
     assert [(memory, point["budget"]) for memory, point in points.items()] == [
-        ("durable", 90), (TEXT_ONLY_VARIANT, 0), ("last 4 frames", 18), ("last 16 frames", 72)
-    ]  # fmt: skip
+        ("durable", 90),
+        (TEXT_ONLY_VARIANT, 0),
+        ("last 4 frames", 18),
+        ("last 16 frames", 72),
+    ]
     assert {point["n"] for point in points.values()} == {report["questions"]}
     assert all(point["thin"] for point in points.values())
     means = {mean["name"] for mean in report["means"]}
@@ -73,23 +96,33 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
 def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_report_says_so(
     played: Callable[[str], Played], data_root: Path, embedded: Backbone, tmp_path: Path
 ) -> None:
-    file = shutil.copytree(data_root / "videomme", tmp_path / "videomme") / "subtitle" / f"{NAMES[0]}.srt"
+    file = (
+        shutil.copytree(data_root / "videomme", tmp_path / "videomme")
+        / "subtitle"
+        / f"{NAMES[0]}.srt"
+    )
     file.parent.mkdir()
     file.write_text("1\n00:00:03,000 --> 00:00:04,500\n<i>There was</i> a star\n", encoding="utf-8")
     opened = open_dataset(BENCHMARKS["videomme"], tmp_path, subtitles="auto")
     assert opened.notes["videos without subtitles"] == 1
     rows = play("videomme", tmp_path, embedded, tmp_path / "rows.jsonl", "auto")[0]
     # Four words between the control tokens that close one segment of video and open the next.
-    more = {row.video: 6 if "subtitles" in row.stream and row.memory != TEXT_ONLY_VARIANT else 0 for row in rows}
+    more = {
+        row.video: 6 if "subtitles" in row.stream and row.memory != TEXT_ONLY_VARIANT else 0
+        for row in rows
+    }
     assert [(r.question, r.expected, r.memory, r.tokens_seen) for r in rows] == [
-        (r.question, r.expected, r.memory, r.tokens_seen + more[r.video]) for r in played("videomme").rows
+        (r.question, r.expected, r.memory, r.tokens_seen + more[r.video])
+        for r in played("videomme").rows
     ]
     assert sorted(more.values()) == [0, 6]
     assert "of 1 video, in the stream" in summarise_answers(rows)["facts"]["subtitles"]
     assert "subtitles" not in summarise_answers(played("videomme").rows)["facts"]
 
 
-def test_a_query_sees_no_frame_behind_its_time_and_the_text_alone_sees_none(played: Callable[[str], Played]) -> None:
+def test_a_query_sees_no_frame_behind_its_time_and_the_text_alone_sees_none(
+    played: Callable[[str], Played],
+) -> None:
     for row in played("ovo-bench").rows:
         # Only frames that share a step with a later frame are missing.
         assert 0 <= row.reference_s - row.asked_s <= 1.0
@@ -100,14 +133,19 @@ def test_a_query_sees_no_frame_behind_its_time_and_the_text_alone_sees_none(play
     assert len({(row.video, row.question, row.prediction) for row in blind}) == len(asked)
 
 
-def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(data_root: Path, embedded: Backbone) -> None:
+def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(
+    data_root: Path, embedded: Backbone
+) -> None:
     opened = open_dataset(BENCHMARKS["rvs-ego"], data_root)
     plan = plan_dataset("rvs-ego", opened.streams, embedded, (0.0, 3.0))
     asked = {ask.question.type for _, asks in plan.streams for ask in asks.asks}
     assert asked == {"Whether Something Happened(Y/N)", "What event order"}
     assert plan.dropped == {"type Scene Summary, whose answers change with time": 2}
     # Without a rate that is asked for, a data set has its own, or the model's.
-    rates = {name: TrialSetup.of(embedded, BENCHMARKS[name]).fps for name in ("streamingbench", "ovo-bench")}
+    rates = {
+        name: TrialSetup.of(embedded, BENCHMARKS[name]).fps
+        for name in ("streamingbench", "ovo-bench")
+    }
     assert rates == {"streamingbench": 1.0, "ovo-bench": embedded.default_fps}
 
 
@@ -120,4 +158,6 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
     events = list(run_replay_plan(plan, embedded, AnswerRowFile(tmp_path / "r.jsonl")))
     assert isinstance(events[0], ReplayFailure)
     assert (events[0].video, events[0].error.message) == (opened.streams[0].name, "damaged")
-    assert {event.video for event in events if isinstance(event, AnswerRow)} == {opened.streams[1].name}
+    assert {event.video for event in events if isinstance(event, AnswerRow)} == {
+        opened.streams[1].name
+    }

@@ -7,30 +7,47 @@ from protokv.replay.benchmarks import BENCHMARKS
 # Data set and type -> answer, what is expected, and whether it is right.
 ANSWERS = {
     # The letter anywhere.
-    "ovo-bench EPM": [("B", "B", True), ("B. green", "B", True), ("A Boy", "B", True), ("b", "B", False)],
+    "ovo-bench EPM": [
+        ("B", "B", True),
+        ("B. green", "B", True),
+        ("A Boy", "B", True),
+        ("b", "B", False),
+    ],
     "ovo-bench REC": [("3 times, at 10 s", "310", True), ("3.", "3", True), ("13", "3", False)],
     "ovo-bench SSR": [("Yes, he does.", "Yes", True), ("yes", "Yes", False)],
     "ovo-bench CRR": [("N", "No", True), ("Not yet", "No", True)],
     # The first character.
     "streamingbench Counting": [
-        ("B.", "B", True), ("Both of them", "B", True), (" B", "B", False), ("(B)", "B", False), ("", "B", False)
+        ("B.", "B", True),
+        ("Both of them", "B", True),
+        (" B", "B", False),
+        ("(B)", "B", False),
+        ("", "B", False),
     ],
     # The first capital A to D after common prefixes.
     "videomme short": [
-        ("The best answer is B", "B", True), ("A man in a Black coat", "A", True), ("It is Blue", "B", True),
+        ("The best answer is B", "B", True),
+        ("A man in a Black coat", "A", True),
+        ("It is Blue", "B", True),
         ("The answer is C.", "C", True),
     ],
     # The character before ")", or all of it.
     "mlvu ego": [
-        ("B) green", "B", True), ("(B) green", "B", True), ("B", "B", True), ("B. green", "B", False),
+        ("B) green", "B", True),
+        ("(B) green", "B", True),
+        ("B", "B", True),
+        ("B. green", "B", False),
         ("green :)", "B", False),
     ],
     # Until a judge has read it.
     "rvs-ego Scene Summary": [
-        ("Chopping of vegetables", "Chopping vegetables.", True), ("a dog", "Chopping vegetables.", False),
-        ("the red ring", "Red ring.", True), ("red", "red ring", True), ("red", "a red and blue ring", False)
+        ("Chopping of vegetables", "Chopping vegetables.", True),
+        ("a dog", "Chopping vegetables.", False),
+        ("the red ring", "Red ring.", True),
+        ("red", "red ring", True),
+        ("red", "a red and blue ring", False),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("named", ANSWERS)
@@ -41,9 +58,24 @@ def test_an_answer_scores_by_the_rule_of_its_data_set(named: str) -> None:
 
 
 def test_means_are_those_that_papers_print() -> None:
-    tasks = {"EPM": 0.6, "ASI": 0.4, "HLD": 0.2, "OCR": 0.9, "ACR": 0.9, "ATR": 0.9, "STU": 0.3, "FPD": 0.3, "OJR": 0.3}
+    tasks = {
+        "EPM": 0.6,
+        "ASI": 0.4,
+        "HLD": 0.2,
+        "OCR": 0.9,
+        "ACR": 0.9,
+        "ATR": 0.9,
+        "STU": 0.3,
+        "FPD": 0.3,
+        "OJR": 0.3,
+    }
     found = BENCHMARKS["ovo-bench"].means(tasks)
-    shares = {"backward": 0.4, "backward without HLD": 0.5, "real-time": 0.6, "mean of real-time and backward": 0.5}
+    shares = {
+        "backward": 0.4,
+        "backward without HLD": 0.5,
+        "real-time": 0.6,
+        "mean of real-time and backward": 0.5,
+    }
     assert found == pytest.approx(shares)
     found = BENCHMARKS["ovo-bench"].means(tasks | {"REC": 0.1, "SSR": 0.2, "CRR": 0.3})
     assert found["mean of the three categories (official)"] == pytest.approx((0.4 + 0.6 + 0.2) / 3)
