@@ -8,7 +8,7 @@ made with.
 | ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables about order and about time
 |
 | DEVELOPMENT | trying out rules, and fitting, for example the layers and shares of
-`protokv.core.evidence` |
+`protokv.stream.evidence` |
 | STUDY | reported figures only |
 
 Training renders no world of any seed: its clips are drawn by generators that no world uses
