@@ -356,13 +356,13 @@ def identify_held_model(model: Any) -> BackboneIdentity:
     name = model.name_or_path or model.config.model_type
     folder = find_model_folder(name)
     weight = model.get_input_embeddings().weight
-    stored = has_weights_of(model, folder, weight.dtype)
+    stored = has_stored_weights(model, folder, weight.dtype)
     placement = Placement(weight.dtype, weight.device)
     digest = None if stored else digest_model_parameters(model)
     return identify_model(folder, name, model.config, placement, digest)
 
 
-def has_weights_of(model: Any, folder: str, dtype: torch.dtype) -> bool:
+def has_stored_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
     """Return whether each weight of a model begins like one in the files of a folder, which have
     this dtype in the model. Weights that transformers stacks, of experts, are not looked at.
     """

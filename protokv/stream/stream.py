@@ -182,11 +182,12 @@ class Stream:
         attached = {
             name: tensor for one in self.attachments for name, tensor in one.live_tensors().items()
         }
+        outside = {"kind": OUTSIDE_KIND} if self.outside else {}
         return State(
             backbone=self.backbone.identity,
             memory=self.config.to_dict(),
             clock=self.clock,
-            settings=dict(self.backbone.settings) | ({"kind": OUTSIDE_KIND} if self.outside else {}),
+            settings=dict(self.backbone.settings) | outside,
             source=source,
             complete=complete,
             tensors=trim_unused_slots(tensors, specs) | attached,
