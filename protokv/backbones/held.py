@@ -19,32 +19,21 @@ from protokv.backbones.loading import identify_held_model
 from protokv.backbones.registry import find_family
 from protokv.backbones.stream_cache import StreamCache, StreamCacheLayer
 from protokv.core.attention import ATTENTION_NAME
-from protokv.core.backbone import BackboneIdentity
-from protokv.core.layers import LayerKind
-from protokv.core.rotary import PreciseRotary, Rotary
+from protokv.core.backbone import StreamModel
 from protokv.errors import ConfigError, StateCorrupt
 
 _ARGUMENTS: Final = ("cache", "past_key_values")
 
 
-class HeldModel(LanguageDecoder):
+class HeldModel(LanguageDecoder, StreamModel):
     """A decoder, and what its first keys tell of its layers."""
-
-    layers: int  # L, those with full attention, as in the next three
-    kv_heads: int  # H
-    head_size: int  # D
-    dtype: torch.dtype  # of keys and values
-    device: torch.device  # of its first layer with full attention
-    layer_devices: Sequence[torch.device] | None  # of each of these layers
-
-    layer_kinds: Sequence[LayerKind]  # of all its layers
 
     def __init__(self, model: Any) -> None:
         """Read a model. ConfigError: it is none, or no memory serves its layers."""
         super().__init__(model)
         family = find_family(model.config.model_type)
         self.frames_per_step, self.default_fps = family.read_rate(model.config)
-        self.settings: Mapping[str, Any] = {}
+        self.settings = {}
         # The hook goes with the last cache of the model.
         hook = self.module.register_forward_pre_hook(_tell_positions, with_kwargs=True)
         finalize(self, hook.remove)
@@ -70,20 +59,13 @@ class HeldModel(LanguageDecoder):
         self.layer_devices = [placed[i] for i in own] if devices is None else devices
         self.device = self.layer_devices[0]
 
-    @property
-    def rotary(self) -> Rotary:
-        """The model's own angles."""
-        return self.angles
+    def identify(self) -> None:
+        """Find out which model this is; its weights may have changed."""
+        self.identity = identify_held_model(self.model)
 
-    @property
-    def precise_rotary(self) -> PreciseRotary:
-        """The same angles, without their rounding."""
-        return PreciseRotary(self.angles, self.position_components)
-
-    @property
-    def identity(self) -> BackboneIdentity:
-        """Which model this is."""
-        return identify_held_model(self.model)
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model's own angles."""
+        return self.angles(positions)
 
     def use_our_attention(self) -> None:
         """Let the decoder attend by `protokv`. ConfigError: transformers cannot set it."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from protokv.core.backbone import StreamModel
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
 from protokv.core.packing import check_tensor_shapes
@@ -24,29 +24,7 @@ from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import measure_machine_memory
 
 
-class ModelFacts(Protocol):
-    """What a memory must know of a model; each as `Backbone` has it."""
-
-    layers: int
-    kv_heads: int
-    head_size: int
-    position_components: int
-    layer_kinds: Sequence[LayerKind]
-    frames_per_step: int
-    dtype: torch.dtype
-    device: torch.device
-    layer_devices: Sequence[torch.device] | None
-
-    @property
-    def rotary(self) -> Rotary:
-        """The angles of positions."""
-
-    @property
-    def precise_rotary(self) -> Rotary:
-        """Angles that add up."""
-
-
-def make_memory_shape(model: ModelFacts, config: MemoryConfig, sink_tokens: int) -> MemoryShape:
+def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int) -> MemoryShape:
     """Return what a memory must know of a model, with a prompt prefix of so many tokens.
 
     ConfigError: the model has layers that cannot do what a setting says.
@@ -77,7 +55,7 @@ def make_memory_shape(model: ModelFacts, config: MemoryConfig, sink_tokens: int)
     )
 
 
-def choose_rotary(model: ModelFacts, config: MemoryConfig) -> Rotary:
+def choose_rotary(model: StreamModel, config: MemoryConfig) -> Rotary:
     """Return the angles by which a memory removes rotations: the model's own, or ones that add up
     if it is compact.
     """

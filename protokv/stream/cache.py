@@ -255,6 +255,7 @@ class Cache(StreamCache):
                 "only committed tokens are saved",
                 hint="call commit() first, and save before a question",
             )
+        self.decoder.identify()
         self.stream.save(path)
 
     @classmethod
@@ -270,6 +271,7 @@ class Cache(StreamCache):
         if sink is None or sink.ndim != 4:
             raise StateCorrupt(f"{path}: tensor sink.keys is missing")
         held.learn(sink)
+        held.identify()
         held.settings = {name: one for name, one in state.settings.items() if name != "kind"}
         cache = cls.__new__(cls)
         cache._rate = state.clock.fps

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache
-from protokv.core.backbone import BackboneIdentity
+from protokv.core.backbone import StreamModel
 from protokv.core.build import (
-    ModelFacts,
     build_memory,
     choose_rotary,
     make_memory_shape,
@@ -43,23 +42,6 @@ from protokv.state.checkpoint import (
 )
 from protokv.state.header import State
 from protokv.state.store import StatePath
-
-
-class StreamModel(ModelFacts, Protocol):
-    """What a stream must know of a model; each as `Backbone` has it."""
-
-    @property
-    def identity(self) -> BackboneIdentity:
-        """Which model this is."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """How its inputs are prepared."""
-
-    def new_cache(
-        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
-    ) -> TokenCache:
-        """Return its layers without a token, or as they were when `seen` tokens had come."""
 
 
 @contextmanager
