@@ -87,8 +87,7 @@ def _run_without_command(
     ```
 
     Every option has a variable, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens. An option wins over
-    its variable.
-    """
+    its variable."""
 
 
 def run() -> None:

@@ -10,5 +10,4 @@ and servers that show a state or ask it:
     describe_state(path), compare_states(a, b) # the documents of `protokv inspect`
 
 `protokv.state.checkpoint.save` is the way out, and `protokv.state.store.StateStore` holds the lock
-of a longer one.
-"""
+of a longer one."""

@@ -1,15 +1,13 @@
 """One visit to a GPU: the tests that need one, every family and memory beside the CPU, and times at
 7B.
 
-    python -m tests.benchmarks.gpu                    # eight minutes on an H100; rows go to
-    results/gpu-h100.jsonl python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a
-    tiny model on a CPU
+    python -m tests.benchmarks.gpu       # eight minutes; rows go to results/gpu-NAME.jsonl
+    python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a tiny model on a CPU
 
 Each part is a process with a limit of its own and appends its rows as it goes: one that hangs or
 fails stops no other. The first ones check what is right and run beside each other, the others
 measure and run alone. The 7B model has the shape of Qwen2.5-VL-7B, weights drawn at random on the
-device, and a tokenizer of a few words.
-"""
+device, and a tokenizer of a few words."""
 
 import argparse
 import contextlib

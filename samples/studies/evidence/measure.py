@@ -7,8 +7,7 @@ right.
 Worlds of four minutes with the evidence in a mixture of places, 20 distracting events a minute,
 `durable` at three budgets. Each world has the questions of the delay study, and two about a shape
 that it never shows. The seeds lie in the range of the studies (`samples.seeds`), behind those of
-the delay study; layers and shares were fitted on others.
-"""
+the delay study; layers and shares were fitted on others."""
 
 from __future__ import annotations
 
