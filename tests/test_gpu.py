@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.core import graphs, kernels
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY_BIAS, KVSegment
@@ -16,6 +15,7 @@ from protokv.core.near import KVSlots
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
+from protokv.device import graphs, kernels
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import watched

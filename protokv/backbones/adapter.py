@@ -21,7 +21,6 @@ from protokv.backbones import loading
 from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import check_image_arrays, make_image_processor
-from protokv.core.arrays import concat_rows
 from protokv.core.backbone import (
     MOST_WORD_TOKENS,
     Backbone,
@@ -31,12 +30,13 @@ from protokv.core.backbone import (
 )
 from protokv.core.context import Context
 from protokv.core.decoder import LanguageDecoder
-from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind, declare_layer_tensors
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.tensors import TensorSpec
+from protokv.device.arrays import concat_rows
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
 

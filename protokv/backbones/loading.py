@@ -25,7 +25,7 @@ from protokv.backbones.files import digest_weights, hash_config, list_weight_fil
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
-from protokv.core.kernels import HALF_DTYPES, has_bfloat16_instructions
+from protokv.device.kernels import HALF_DTYPES, has_bfloat16_instructions
 from protokv.errors import ConfigError, ModelError, suggest_name
 from protokv.machine import measure_machine_memory
 

@@ -17,9 +17,9 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
+from protokv.device import kernels
 from protokv.errors import ConfigError
 
 # The name of our attention in transformers, where `protokv.core.stream_cache` registers it.

@@ -24,11 +24,11 @@ from torch import Tensor
 from protokv.core.attention import TokenCache
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
-from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
 
@@ -102,7 +102,7 @@ class Backbone(ABC):
     # of each layer of a spread model; None: all on `device`
     layer_devices: Sequence[torch.device] | None = None
     graphs: Graphs | None = None  # of its vision tower
-    # why `forward` cannot be captured as a graph (`protokv.core.graphs`); empty: it can
+    # why `forward` cannot be captured as a graph (`protokv.device.graphs`); empty: it can
     why_eager: str = ""
 
     @classmethod

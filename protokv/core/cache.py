@@ -17,7 +17,6 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import concat_rows
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks
 from protokv.core.build import build_memory
 from protokv.core.context import EMPTY_BIAS, Context, KVSegment
@@ -32,6 +31,7 @@ from protokv.core.stream_cache import (
     collect_layer_tensors,
 )
 from protokv.core.tensors import MemoryShape, count_bytes
+from protokv.device.arrays import concat_rows
 from protokv.errors import ConfigError
 
 _STOCK: Final = ("sdpa", "eager")

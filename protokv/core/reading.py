@@ -19,9 +19,9 @@ from torch.nn import functional
 from protokv.core.attention import AnswerBuffer, TokenCache
 from protokv.core.backbone import Backbone
 from protokv.core.context import ANSWER_ROWS, CachedContext, Context
-from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
 from protokv.core.parts import QuestionLogits, SessionView
+from protokv.device.graphs import Graphs
 
 _LEAST_QUESTION: Final = 32
 _MOST_ROOM = 4096

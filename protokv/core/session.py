@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import concat_rows
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, ChatTurn, PreparedStep
 from protokv.core.build import build_memory, choose_rotary, make_memory_shape, restore_memory
@@ -30,7 +29,6 @@ from protokv.core.decoding import (
     is_looping,
 )
 from protokv.core.evidence import find_evidence
-from protokv.core.graphs import Graphs
 from protokv.core.layers import declare_layer_tensors
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
@@ -49,6 +47,8 @@ from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock, split_steps
 from protokv.core.tensors import TensorSpec, count_bytes
+from protokv.device.arrays import concat_rows
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, time_stage
 

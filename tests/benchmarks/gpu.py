@@ -33,10 +33,10 @@ import numpy as np
 import torch
 
 from protokv.backbones import load_backbone, qwen_vl
-from protokv.core import graphs, kernels
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepKV
+from protokv.device import graphs, kernels
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.checkpoint import save
 from protokv.state.reader import load
