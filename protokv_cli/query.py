@@ -178,7 +178,8 @@ def _ask_one(
     model.check()
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
-            import protokv.state.reader  # noqa: F401 - its library takes long
+            # Its library takes long.
+            from protokv.stream.opening import open_session
             from protokv_cli.frames import find_state_videos
 
         with clock.stage("state"):
@@ -186,7 +187,7 @@ def _ask_one(
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_state_videos(reader, answers.how.video)
-        session = reader.session(model.model, timings=clock, **model.placement)
+        session = open_session(reader, model.model, timings=clock, **model.placement)
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
@@ -213,6 +214,7 @@ def _ask_many(
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.fleet.plan import find_fleet_states
     from protokv.fleet.states import load_backbone_for_states
+    from protokv.stream.opening import open_session
 
     out = answers.out
     states = find_fleet_states(place)
@@ -223,7 +225,7 @@ def _ask_many(
     def make_rows() -> Iterator[dict[str, Any]]:
         for state in states:
             try:
-                session = open_commit_at(state, ask.at, ask.verify).session(backbone)
+                session = open_session(open_commit_at(state, ask.at, ask.verify), backbone)
             except StateError as error:
                 failed.append(state)
                 out.error(

@@ -6,7 +6,7 @@ made with.
 | DEMONSTRATION | samples, examples and the small studies that anybody runs for a first look |
 | CARD | the held-out worlds of the model card, which also draws from beyond all ranges |
 | ORDER_CARD, TIME_CARD | parts of CARD: its worlds of order and of time |
-| DEVELOPMENT | trying out rules, and fitting, for example `protokv.core.evidence` |
+| DEVELOPMENT | trying out rules, and fitting, for example `protokv.stream.evidence` |
 | STUDY | reported figures only |
 
 Training renders no world of any seed: its clips are drawn by generators that no world uses

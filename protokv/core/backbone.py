@@ -299,18 +299,21 @@ class Backbone(ABC):
         """
 
     def stream_times(
-        self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None
+        self,
+        positions: Tensor,
+        clock: StreamClock,
+        breaks: Tensor | None = None,
+        origin: int | None = None,
     ) -> Tensor:
         """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions`
         `[..., P]`.
 
         `breaks` are position and time after each step with words, `[n, 2]` float64, in order; None:
-        no words.
+        no words. `origin` is the position at which the stream begins; None: after `prefix_ids`.
         """
         f64 = torch.float64
-        ends = torch.tensor(
-            [[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64
-        )
+        origin = len(self.prefix_ids) if origin is None else origin
+        ends = torch.tensor([[origin, 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64)
         ends = (ends if breaks is None else torch.cat((ends[:1], breaks, ends[1:]))).to(
             positions.device
         )
@@ -369,9 +372,11 @@ class Backbone(ABC):
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
 
-    def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
-        """Return its layers without a token, or with what `TokenCache.tensors` returned.
-        StateCorrupt: they lack it.
+    def new_cache(
+        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
+    ) -> TokenCache:
+        """Return its layers without a token, or with what `TokenCache.tensors` returned after
+        `seen` tokens. StateCorrupt: they lack it.
         """
         check_tensor_shapes(held or {}, ())
         return TokenCache(self.layers)

@@ -11,8 +11,9 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateError
 from protokv.fleet.plan import find_fleet_states
 from protokv.fleet.worker import VideoFailure, read_recorded_damage
-from protokv.state.checkpoint import load_recorded_backbone, read_state_memory_config
+from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.reader import StateReader
+from protokv.stream.opening import load_recorded_backbone
 
 _COLUMNS = (
     "stream_time_s",

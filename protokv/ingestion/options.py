@@ -14,9 +14,9 @@ from protokv.core.backbone import Backbone
 from protokv.core.settings import check_sampled_fps
 from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DurableConfig, MemoryConfig
-from protokv.state.checkpoint import load_recorded_backbone
 from protokv.state.header import StateHeader
 from protokv.state.thumbnails import DEFAULT_THUMBNAILS, MOST_THUMBNAILS
+from protokv.stream.opening import load_recorded_backbone
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
 from protokv.video.source import SourceSlice

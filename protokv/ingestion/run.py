@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
 from protokv.ingestion.events import IngestEvent, IngestSummary
@@ -29,10 +28,10 @@ from protokv.ingestion.options import (
 from protokv.ingestion.prefetch import StopRequest
 from protokv.ingestion.watching import IngestRun, RunSetup
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import restore_session
 from protokv.state.reader import load_state
 from protokv.state.sources import StreamSegment, read_standing_answers
 from protokv.state.store import StatePath, find_store, make_state_name, refuse_input_as_target
+from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, address, open_source
 from protokv.video.bucket import in_bucket
@@ -180,7 +179,7 @@ def _start(
         model = options.load_model(state)
     continuation.check_continued_sampling(path, state, model, options.fps)
     with time_stage(timings, "state"):
-        session = restore_session(state, model)
+        session = Session.restore(state, model)
     if isinstance(video, LiveSource):
         video.continue_from(record, state.clock.stream_time_s)
     chunk = options.chunk or (state.source or {}).get("chunk", 1)

@@ -12,10 +12,11 @@ from collections import Counter, OrderedDict
 from pathlib import Path
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.fleet.plan import find_fleet_states
 from protokv.state.reader import StateReader
+from protokv.stream.opening import open_session
+from protokv.stream.session import Session
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
@@ -92,7 +93,7 @@ class StateFolder:
             return fed
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            known = (version, StateReader.open(path).session(self.backbone))
+            known = (version, open_session(StateReader.open(path), self.backbone))
         self._sessions[path] = known
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)

@@ -2,8 +2,8 @@
 videos, and questions.
 
 A caption stands behind the visual tokens of its step, between the control tokens that close and
-open a video, at the positions that `protokv.core.session` gives it. What follows is a video of its
-own, whose time begins anew.
+open a video, at the positions that `protokv.stream.session` gives it. What follows is a video of
+its own, whose time begins anew.
 """
 
 from __future__ import annotations

@@ -34,12 +34,11 @@ import torch
 
 from protokv.backbones import load_backbone, qwen_vl
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.device import graphs, kernels
 from protokv.memories import MEMORIES, MemoryConfig
-from protokv.state.checkpoint import save
-from protokv.state.reader import load
+from protokv.stream.opening import load, save
+from protokv.stream.session import Session
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import (
     COMMIT_NEVER,
@@ -34,6 +33,8 @@ from protokv.state.describe import describe_state
 from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_standing_answers
 from protokv.state.store import StateStore
+from protokv.stream.asking import Answer
+from protokv.stream.session import Session
 from protokv.video import Frame, SourceDamage
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -161,7 +162,7 @@ def test_watched_steps_are_saved_whatever_ends_the_run(
     ("broken", "error"),
     [
         ("protokv.core.step.StepKV", RuntimeError("half a step")),
-        ("protokv.ingestion.watching.make_state", StateCorrupt("a number is not finite")),
+        ("protokv.stream.session.Session.make_state", StateCorrupt("a number is not finite")),
     ],
     ids=["an error within a step", "a state that cannot be loaded"],
 )

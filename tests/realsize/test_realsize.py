@@ -18,8 +18,8 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests import tolerance
 from tests.backbones.upstream import Upstream
 from tests.realsize.build import PUBLISHED, build

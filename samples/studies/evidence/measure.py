@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from protokv.backbones import load_backbone
-from protokv.core.parts import LEAST_EVIDENCE_SHARE
-from protokv.core.session import Session
 from protokv.memories import DurableConfig
 from protokv.replay.questions import is_expected_answer
+from protokv.stream.evidence import LEAST_EVIDENCE_SHARE
+from protokv.stream.session import Session
 from samples.seeds import STUDY
 from samples.worlds.pictures import SHAPES
 from samples.worlds.streams import Worlds, WorldStream, find_group

@@ -24,9 +24,9 @@ from measure import LENGTH_S, SEEDS, hit, interval, read, spans_of
 
 from protokv.backbones import load_backbone
 from protokv.core.context import EMPTY_BIAS
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
 from protokv.replay.questions import is_expected_answer
+from protokv.stream.session import Session
 from samples.worlds.streams import Worlds, WorldStream, find_group
 
 MEMORIES = ("durable", "infinipot-v")

@@ -31,11 +31,11 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.core.context import Context, SlotContext
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
 from protokv.replay.metrics import bootstrap, bound_accuracy
 from protokv.replay.questions import is_expected_answer
+from protokv.stream.session import Session
 from protokv.video import VideoStep
 from protokv.video.sampling import group_frames, sample_frames
 from protokv.video.source import Frame

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import sys
 
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from protokv_cli.parsing import parse_setting
 from samples.worlds.language import Language, make_stream, measure
 from samples.worlds.llama import load_llama

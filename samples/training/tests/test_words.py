@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import load_backbone
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import FullConfig
 from protokv.mini.backbone import MiniBackbone
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from samples.training.forward import read_questions
 from samples.training.sparse import SparseVideo
