@@ -33,7 +33,7 @@ RANGES: Final = {
     "study": STUDY,
 }
 
-WORLD_STREAMS: Final = frozenset(range(1, 10))
+WORLD_STREAMS: Final = frozenset((*range(1, 10), 30))
 """The second words of the seeds of generators for worlds and questions; the first word is the
 world's seed.
 """
