@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from protokv.bucket import fingerprint_bucket_video, list_bucket
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source
-from protokv.video.bucket import fingerprint_bucket_video, list_bucket
 from protokv.video.registry import fingerprint_source
 from protokv.words.find import find_subtitles
 from tests.fleet.conftest import films, server, store
