@@ -7,12 +7,11 @@ Nothing is opened here; a missing video is reported when its turn comes.
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from protokv.bucket import in_bucket, list_bucket
+from protokv.bucket import in_bucket, list_bucket, stands_for_many
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.state.folder import require_path_name
 from protokv.state.store import is_remote_state, make_state_name
@@ -72,7 +71,7 @@ def list_video_jobs(sources: Iterable[str]) -> list[VideoJob]:
 def is_fleet_source(source: str) -> bool:
     """Return True if a source stands for the videos below it, not for one."""
     if in_bucket(source):
-        return source.endswith("/") or glob.has_magic(source)
+        return stands_for_many(source)
     return source_kind(source) == "file" and Path(require_path_name(source)).is_dir()
 
 
@@ -112,8 +111,9 @@ def _is_video(name: str) -> bool:
 
 
 def _cut_suffix(name: str) -> str:
-    path = PurePosixPath(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in VIDEO_SUFFIXES else str(path)
+    # Not by a path, which would give two keys of a bucket that differ in slashes one name.
+    suffix = PurePosixPath(name).suffix
+    return name.removesuffix(suffix) if suffix.lower() in VIDEO_SUFFIXES else name
 
 
 def locate_fleet_state(place: str, key: str) -> str:

@@ -243,7 +243,7 @@ class IngestOptions:
 
 
 class IngestSettings(TypedDict, total=False):
-    """The fields of `IngestOptions` but `config` as keywords, so that an editor knows their types."""
+    """The fields of `IngestOptions` but `config` as keywords: an editor knows their types."""
 
     backbone: Backbone | str | None
     device: str
