@@ -262,8 +262,9 @@ def _ingest_one(
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is
     not whole.
     """
-    from protokv.fleet.plan import is_fleet_folder, locate_fleet_state, make_video_key
+    from protokv.fleet.plan import locate_fleet_state, make_video_key
     from protokv.ingestion import IngestSummary, ingest_events
+    from protokv.state.folder import names_many_states
     from protokv.video.address import name_source
     from protokv_cli.ingest_report import EventPrinter
 
@@ -272,7 +273,7 @@ def _ingest_one(
     # The name of the source decides where no state is named.
     target = (
         state
-        if state is None or not is_fleet_folder(state)
+        if state is None or not names_many_states(state)
         else locate_fleet_state(state, make_video_key(source))
     )
     with (

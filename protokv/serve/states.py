@@ -13,7 +13,7 @@ from pathlib import Path
 
 from protokv.core.backbone import Backbone
 from protokv.errors import StateNotFound
-from protokv.fleet.plan import find_fleet_states
+from protokv.state.folder import find_states
 from protokv.state.reader import StateReader
 from protokv.stream.opening import open_session
 from protokv.stream.session import Session
@@ -45,7 +45,7 @@ class StateFolder:
         differ only in it.
         """
         try:
-            found = [Path(one) for one in find_fleet_states(str(self.folder))]
+            found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
         below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -29,6 +29,7 @@ from protokv.ingestion import (
     ingest,
     ingest_events,
 )
+from protokv.ingestion.options import IngestSettings
 from protokv.state.describe import describe_state
 from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_standing_answers
@@ -327,3 +328,9 @@ def test_a_run_that_has_ended_keeps_no_session(path: Path, tmp_path: Path) -> No
         assert sum(isinstance(one, Session) for one in gc.get_objects()) == before
     finally:
         gc.enable()
+
+
+def test_the_keywords_of_ingest_have_the_names_and_types_of_its_options() -> None:
+    options = get_type_hints(IngestOptions)
+    del options["config"]  # a parameter of its own
+    assert get_type_hints(IngestSettings) == options
