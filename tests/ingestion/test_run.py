@@ -4,7 +4,7 @@ it.
 
 import gc
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,6 @@ from protokv.ingestion import (
     COMMIT_NEVER,
     Commit,
     Every,
-    IngestEvent,
     IngestOptions,
     IngestProgress,
     IngestStarted,
@@ -35,6 +34,7 @@ from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_standing_answers
 from protokv.state.store import StateStore
 from protokv.video import Frame, SourceDamage
+from protokv.video.source import FrameRequest
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
@@ -45,7 +45,8 @@ B = Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
 
 
-def run(source: Any, path: Path | None, **options: Any) -> Generator[IngestEvent, None, None]:
+def run(source: Any, path: Path | None, **options: Any) -> Generator[Any, None, None]:
+    """Return the events of an ingest: a test knows by their order which is which."""
     return ingest_events(source, path, CONFIG, backbone=MockBackbone(), **options)
 
 
@@ -57,8 +58,8 @@ class Breaking(Prepared):
         self._after = after
         self._error = error
 
-    def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
-        for i, frame in enumerate(super().frames(start_s, **options)):
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+        for i, frame in enumerate(super()._read(wanted)):
             if i == self._after:
                 raise self._error
             yield frame
@@ -230,7 +231,9 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(path: Path) ->
         (StandingQuestion, {"text": "a", "every_s": 0.0}, "cannot ask every 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(record, options, said):
+def test_options_that_make_no_sense_are_refused(
+    record: Callable[..., object], options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         record(**options)
 
