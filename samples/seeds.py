@@ -5,10 +5,8 @@ made with.
 |---|---|
 | DEMONSTRATION | samples, examples and the small studies that anybody runs for a first look |
 | CARD | the held-out worlds of the model card, which also draws from beyond all ranges |
-| ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables about order and about time
-|
-| DEVELOPMENT | trying out rules, and fitting, for example the layers and shares of
-`protokv.core.evidence` |
+| ORDER_CARD, TIME_CARD | parts of CARD: its worlds of order and of time |
+| DEVELOPMENT | trying out rules, and fitting, for example `protokv.stream.evidence` |
 | STUDY | reported figures only |
 
 The embedded models were trained on clips from generators that no world uses: the second word of

@@ -26,6 +26,7 @@ DOCUMENTS = sorted(
 
 def test_every_public_name_is_there_when_it_is_asked_for() -> None:
     assert all(getattr(protokv, name) is not None for name in protokv.__all__)
+    assert issubclass(protokv.errors.StateNotFound, protokv.errors.ProtoKVError)
     with pytest.raises(AttributeError, match="forget_everything"):
         protokv.forget_everything  # noqa: B018
 

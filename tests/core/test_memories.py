@@ -246,7 +246,12 @@ def test_a_state_that_does_not_fit_is_refused_by_name(
             bad.append(("near.ring", good | {"near.ring": torch.tensor(ring)}))
     if "kept.count" in good:
         far, near, last = good["kept.count"].tolist()
-        for count in ([-1, near, last], [far, BUDGET, last], [far, -1, last], [10**9, near, last]):
+        for count in (
+            [-1, near, last],
+            [far, BUDGET + 1, last],
+            [far, -1, last],
+            [10**9, near, last],
+        ):
             bad.append(("kept.count", good | {"kept.count": torch.tensor(count)}))
     if "archive.lengths" in good:
         cut = good["archive.lengths"]

@@ -143,7 +143,7 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             moved += int(ours.shift > 0)
     assert len(continued) == 2
     assert all(same(copy_of(whole), copy_of(memory)) for memory in (parts, *continued))
-    assert moved or config.name in ("full", "rekv")
+    assert moved or config.name in ("full", "rekv", "first-tokens")
     assert whole.report() == parts.report()
     assert whole.nbytes().keys() == parts.nbytes().keys()
 

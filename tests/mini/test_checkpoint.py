@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
 from protokv.mini.backbone import MiniBackbone
+from protokv.stream.session import Session
 from samples.questions import ANSWERS, make_questions
 from samples.worlds.held_out import make_held_out_world
 from samples.worlds.phrases import ORDER_TYPES, SPEECH_TYPES, TEMPLATES, TIME_TYPES, TYPES

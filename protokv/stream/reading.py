@@ -9,6 +9,7 @@ read once for an answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 from weakref import ref
 
@@ -19,13 +20,25 @@ from torch.nn import functional
 from protokv.core.attention import AnswerBuffer, TokenCache
 from protokv.core.backbone import Backbone
 from protokv.core.context import ANSWER_ROWS, CachedContext, Context
-from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
-from protokv.core.parts import QuestionLogits, SessionView
+from protokv.core.parts import SessionView
+from protokv.device.graphs import Graphs
 
 _LEAST_QUESTION: Final = 32
 _MOST_ROOM = 4096
 """Tokens of question and answer. A longer one is forwarded as it is."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class QuestionLogits:
+    """A question that was forwarded."""
+
+    logits: Tensor  # `[n, vocabulary]` float32 of its tokens, or of the last one alone
+    # what it attended to, and its tokens after those of steps that were read again
+    cache: TokenCache
+    # position of the first token of the answer; None: only the device needs it
+    next_position: int | None
+    prelude: Tensor  # stream positions `[R, P]` of the steps that were read again
 
 
 class QuestionForwarder:

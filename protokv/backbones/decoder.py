@@ -36,7 +36,7 @@ class LanguageDecoder:
 
     model: Any  # None: only its config is known, and positions are taken to be consecutive
     config: Any  # of its text
-    components: int  # P, position components: 3 with M-RoPE, else 1
+    position_components: int  # P, position components: 3 with M-RoPE, else 1
 
     def __init__(self, model_or_config: Any) -> None:
         """Read a model, and hook its decoder once; or a config."""
@@ -58,7 +58,7 @@ class LanguageDecoder:
         self.module: Any = module
         found = [one for one in module.modules() if type(one).__name__.endswith("RotaryEmbedding")]
         self._rotary = found[0] if found else None
-        self.components = 3 if hasattr(self._rotary, "mrope_section") else 1
+        self.position_components = 3 if hasattr(self._rotary, "mrope_section") else 1
         # The order of the model's angles in which those of a key's halves stand; None: as they are.
         self._angle_order: Tensor | None = None
         if self.model is None:
@@ -109,14 +109,16 @@ class LanguageDecoder:
         if rule is None or not any(
             name.endswith(("grid_thw", "sizes", "sizes_videos")) for name in inputs
         ):
-            return torch.arange(ids.shape[1], device=ids.device).expand(self.components, 1, -1)
+            return torch.arange(ids.shape[1], device=ids.device).expand(
+                self.position_components, 1, -1
+            )
         known = {
             name: value for name, value in inputs.items() if name in signature(rule).parameters
         }
         found: Tensor = rule(**known | {"attention_mask": torch.ones_like(ids)})[0]
         return found
 
-    def layer_devices(self) -> list[torch.device]:
+    def layer_devices_of_model(self) -> list[torch.device]:
         """Return the device of each layer of the decoder."""
         return [next(layer.parameters()).device for layer in self.module.layers]
 
@@ -166,7 +168,7 @@ class LanguageDecoder:
         apply = getattr(module, "apply_rotary_pos_emb", None)
         if apply is None or self._rotary is None:
             return None
-        cos, sin = self.angles(torch.full((1, self.components), 3))
+        cos, sin = self.angles(torch.full((1, self.position_components), 3))
         key = torch.randn(1, 1, 1, cos.shape[-1], generator=torch.Generator().manual_seed(0))
         keys = (key, key) if "k" in signature(apply).parameters else (key,)
         rotated = apply(*keys, cos[None], sin[None])

@@ -25,6 +25,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttent
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import sdpa_mask
 
+from protokv.backbones.decoder import LanguageDecoder
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks, LayerTokenCache, TokenCache
 from protokv.core.context import Context, KVSegment
 from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_window_tensor
@@ -186,10 +187,10 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
     reads_in_place = True
     seen: int  # tokens before these, as masks count
 
-    def __init__(self, config: Any) -> None:
-        """Make the layers of the decoder of a config. ConfigError: it has layers that no memory
-        serves.
-        """
+    def __init__(self, decoder: LanguageDecoder) -> None:
+        """Make the layers of a decoder. ConfigError: it has layers that no memory serves."""
+        self.decoder = decoder
+        config = decoder.config
         layers: list[Any] = []
         for layer in DynamicCache(config=config).layers:
             own = type(layer) is DynamicLayer
@@ -293,6 +294,10 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             self.seen = _restore_layers(self.layers, self._settled, seen)
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise StateCorrupt("the state has layers that this model has not") from error
+
+    def to_halves(self, x: Tensor) -> Tensor:
+        """Return `[..., D]` with the features of rotated pairs half a key apart."""
+        return self.decoder.to_halves(x)
 
     def slots(self, number: int) -> KVSegment | None:
         """Return the slots of a layer that are to be read as keys; None: none are."""
