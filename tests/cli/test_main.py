@@ -101,7 +101,7 @@ names.
 
 def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path) -> None:
     assert embedded("ingest", video, "-o", "s.safetensors", "--budget", "24", "--json").code == 0
-    options = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
+    options: dict[str, Any] = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
     result = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, **options
     )

@@ -4,7 +4,7 @@ it.
 
 import gc
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,6 @@ from protokv.ingestion import (
     COMMIT_NEVER,
     Commit,
     Every,
-    IngestEvent,
     IngestOptions,
     IngestProgress,
     IngestStarted,
@@ -37,6 +36,7 @@ from protokv.state.store import StateStore
 from protokv.stream.asking import Answer
 from protokv.stream.session import Session
 from protokv.video import Frame, SourceDamage
+from protokv.video.source import FrameRequest
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
@@ -47,7 +47,8 @@ B = Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
 
 
-def run(source: Any, path: Path | None, **options: Any) -> Generator[IngestEvent, None, None]:
+def run(source: Any, path: Path | None, **options: Any) -> Generator[Any, None, None]:
+    """Return the events of an ingest: a test knows by their order which is which."""
     return ingest_events(source, path, CONFIG, backbone=MockBackbone(), **options)
 
 
@@ -59,8 +60,8 @@ class Breaking(Prepared):
         self._after = after
         self._error = error
 
-    def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
-        for i, frame in enumerate(super().frames(start_s, **options)):
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+        for i, frame in enumerate(super()._read(wanted)):
             if i == self._after:
                 raise self._error
             yield frame
@@ -107,8 +108,9 @@ def test_settings_by_name_replace_those_of_a_record_of_options(path: Path) -> No
     options = IngestOptions(config=CONFIG, backbone=MockBackbone(), keep=9, every=COMMIT_NEVER)
     assert ingest(A, path, options=options, every=Every(n_steps=1), keep=2).complete
     assert StateReader.open(path).commits_s == [4.0, 5.0]
+    wrong: dict[str, Any] = {"evry": COMMIT_NEVER}
     with pytest.raises(TypeError, match="evry"):
-        ingest(A, path, options=options, evry=COMMIT_NEVER)
+        ingest(A, path, options=options, **wrong)
 
 
 def test_a_commit_that_fails_ends_the_ingest_at_once(
@@ -232,7 +234,9 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(path: Path) ->
         (StandingQuestion, {"text": "a", "every_s": 0.0}, "cannot ask every 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(record, options, said):
+def test_options_that_make_no_sense_are_refused(
+    record: Callable[..., object], options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         record(**options)
 

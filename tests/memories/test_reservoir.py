@@ -15,7 +15,7 @@ from protokv.core.memory import Memory
 from protokv.errors import StateCorrupt
 from protokv.memories import FirstTokensConfig, MemoryConfig, RandomTokensConfig
 from protokv.memories.reservoir import draw_reservoir
-from tests.core.streams import World, copy_of, shape_of
+from tests.core.streams import World, copy_of, shape_of, slots_of
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=20)
 BUDGETS = st.integers(1, 30)
@@ -43,7 +43,7 @@ def watched(config: MemoryConfig, lengths: list[int], seed: int) -> tuple[Memory
         memory.append(step)
     times = torch.cat([step.positions[:, 0] for step in steps])
     keys = torch.cat([step.keys for step in steps], 2)
-    read = memory.recall()
+    read = slots_of(memory)
     live = read.bias[0, 0] > -torch.inf
     found = torch.tensor(held_times(memory), dtype=torch.int64)
     which = (times[None] == found[:, None]).int().argmax(1)

@@ -3,6 +3,7 @@ for.
 """
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
 
 
 @given(SECRET, SECRET, SECRET)
-def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user, password, token):
+def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(
+    user: str, password: str, token: str
+) -> None:
     for address in (
         f"rtsp://{user}:{password}@camera.example:554/stream1?channel=2&token={token}",
         f"rtsp://camera.example:554/user={user}&password={password}&channel=2",
@@ -52,7 +55,9 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
         ("gopher://host/x", "gopher", "gopher://host/x", "host-x"),
     ],
 )
-def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
+def test_an_address_has_a_kind_a_text_and_a_file_name(
+    address: str, kind: str, text: str, name: str
+) -> None:
     assert (source_kind(address), redact_source(address), source_stem(address)) == (
         kind,
         text,
@@ -74,8 +79,8 @@ PARTLY = [FILM[:4096] + bytes(SIZE - 8192) + FILM[-4096:], FILM[: SIZE // 2] + b
 
 @pytest.mark.parametrize("piece", [64 << 10, 16], ids=["whole", "in pieces"])
 def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there(
-    piece, monkeypatch, tmp_path
-):
+    piece: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Not its size and its ends alone count; large files are read in pieces."""
     monkeypatch.setattr("protokv.video.registry._PIECE", piece)
     found = []

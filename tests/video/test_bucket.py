@@ -54,9 +54,9 @@ def test_subtitles_beside_an_object_are_found(
             ("de", "talk.de.srt"),
             ("s3://bucket/talks/t.srt", "t.srt"),
         ):
-            words = find_subtitles(source, video, choice)
-            assert words.record
-            assert (words.between(0.0, 1.0), words.record["name"]) == ([name], name)
+            found = find_subtitles(source, video, choice)
+            assert found.record
+            assert (found.between(0.0, 1.0), found.record["name"]) == ([name], name)
         assert (
             find_subtitles(source, "s3://bucket/talks/talks.mp4", "auto").record["name"]
             == "talks.srt"

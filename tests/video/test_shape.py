@@ -4,6 +4,7 @@ import base64
 import math
 import os
 import zlib
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def with_matrix(path: Path, target: Path, *matrix: float) -> Path:
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
+def test_a_display_matrix_turns_and_mirrors(
+    matrix: tuple[int, int, int, int], make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     with open_source(make_clip("constant rate")) as plain:
         image = MATRICES[matrix](next(plain.frames()).image)
     with open_source(
@@ -56,7 +59,9 @@ def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
 
 
 @pytest.mark.parametrize("degrees", [30, 200])
-def test_an_odd_angle_is_noted(degrees, make_clip, tmp_path):
+def test_an_odd_angle_is_noted(
+    degrees: int, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     sin = math.sin(math.radians(degrees))
     cos = math.cos(math.radians(degrees))
     with open_source(
@@ -70,7 +75,9 @@ def test_an_odd_angle_is_noted(degrees, make_clip, tmp_path):
 @pytest.mark.parametrize(
     ("pixel", "size"), [("2/1", (256, 96)), ("1/2", (128, 192)), ("64/45", (182, 96))]
 )
-def test_pixels_are_square_as_players_show_them(suffix, pixel, size, tmp_path):
+def test_pixels_are_square_as_players_show_them(
+    suffix: str, pixel: str, size: tuple[int, int], tmp_path: Path
+) -> None:
     path = write(Clip(STEADY, suffix=suffix, pixel=Fraction(pixel)), tmp_path / f"x.{suffix}")
     with open_source(path) as source:
         frames = list(source.frames())
@@ -126,8 +133,8 @@ COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
     ],
 )
 def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(
-    suffix, tracks, taken, tmp_path
-):
+    suffix: str, tracks: tuple[Any, ...], taken: int, tmp_path: Path
+) -> None:
     path = two_tracks(tmp_path / f"x.{suffix}", *tracks)
     with open_source(path) as source:
         assert (source.info.width, source.info.height) == tracks[taken]["size"]
@@ -144,7 +151,7 @@ def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp"])
-def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix, tmp_path):
+def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix: str, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (9000, 4800)).save(tmp_path / f"x.{suffix}")
@@ -164,14 +171,14 @@ GRID = (
 )
 
 
-def test_a_picture_in_tiles_is_refused_by_name(tmp_path):
+def test_a_picture_in_tiles_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "grid.avif"
     path.write_bytes(zlib.decompress(base64.b85decode(GRID)))
     with pytest.raises(SourceUnreadable, match="is a picture in tiles"):
         open_source(path)
 
 
-def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
+def test_an_encrypted_mp4_is_called_encrypted(tmp_path: Path) -> None:
     key = "76a6c65c5ea762046bd749a2e632ccbb"
     flags = "frag_keyframe+empty_moov"
     keys = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": key, "encryption_kid": key}
@@ -183,7 +190,7 @@ def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
         open_source(address)
 
 
-def test_a_pipe_that_has_a_name_is_to_be_piped_in(tmp_path):
+def test_a_pipe_that_has_a_name_is_to_be_piped_in(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.mp4")
     with piped(b"") as address:
         for path in (tmp_path / "x.mp4", Path(f"/dev/fd/{address[5:]}"), Path("/dev/null")):

@@ -45,7 +45,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
         world = stream.world
         shown = {event.shape for event in world.events()}
         never = next(name for shape, name in enumerate(SHAPES) if shape not in shown)
-        asked = [
+        asked: list[tuple[str, str, str | None, Any]] = [
             (q.type, q.text, q.answer, spans_of(stream, q.reference_s)) for q in stream.questions
         ]
         for text in (f"What colour was the {never}?", f"Where was the {never}?"):
