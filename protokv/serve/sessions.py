@@ -16,7 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,10 +25,10 @@ import msgspec
 from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
-from protokv.errors import ConfigError, StateMismatch, escape_text
+from protokv.errors import ConfigError, StateMismatch, StateNotFound, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
-from protokv.serve.states import StateFolder
+from protokv.serve.states import StateFolder, name_model
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
 from protokv.state.store import StateStore, find_store
@@ -228,7 +228,9 @@ class FedSessions:
             raise HTTPException(
                 503, f"{self.limits.most} sessions are fed already; close one, or come again later"
             )
-        known = self._states.list_all().get(name)
+        known = None
+        with suppress(StateNotFound):
+            known = self._states.find(name)
         path = known or self._states.folder / f"{name}.safetensors"
         if known is None and os.path.lexists(path):
             raise HTTPException(409, "something that is no state has this name")
@@ -240,10 +242,9 @@ class FedSessions:
             fed.held = held.pop_all()
             self._fed[name], self._states.fed[path] = fed, session
         clock = session.clock
-        model = session.backbone.identity.name
         return {
             "session_id": name,
-            "model": model,
+            "model": name_model(session.backbone.identity),
             "fps": clock.fps,
             "stream_time_s": clock.stream_time_s,
         }
