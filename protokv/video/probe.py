@@ -72,6 +72,10 @@ _ORIENTATIONS = {
     8: (90, False),
 }
 
+# AVColorTransferCharacteristic: BT.2020 of 10 and 12 bits, PQ, HLG; and that of ordinary screens.
+_WIDE = {14, 15, 16, 18}
+_BT709 = 1
+
 # No camera gives more frames a second.
 _MOST_FPS = 1000
 
@@ -296,15 +300,19 @@ def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, i
     return round(width * pixel), height
 
 
-def convert_frame_to_rgb(frame: Any, info: SourceInfo) -> Picture:
+def convert_frame_to_rgb(frame: Any, info: SourceInfo, reformatter: Any) -> Picture:
     """Return a decoded frame as RGB `[h, w, 3]` uint8 in the shape and orientation of the source.
 
-    A stream may change its size on the way; all its frames get one size.
+    A stream may change its size on the way; all its frames get one size. PQ, HLG and BT.2020 are
+    shown as an ordinary screen does. FFmpeg needs seconds to prepare that, and does it once for a
+    `reformatter`. PyAV before 16 does not tell what they are.
     """
-    width, height = (
-        (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
-    )
-    image: Picture = frame.to_ndarray(format="rgb24", width=width, height=height)
+    width, height = info.width, info.height
+    if info.rotation in (90, 270):
+        width, height = height, width
+    wide = getattr(frame, "color_trc", None) in _WIDE
+    how = {"dst_color_trc": _BT709, "dst_color_primaries": _BT709} if wide else {}
+    image: Picture = reformatter.reformat(frame, width, height, "rgb24", **how).to_ndarray()
     if info.mirrored:
         image = image[:, ::-1]
     return np.ascontiguousarray(np.rot90(image, info.rotation // 90))

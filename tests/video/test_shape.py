@@ -189,6 +189,67 @@ def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(
             assert len(source.notes) == 1
 
 
+WHITE = 203.0  # nits
+
+
+def encode_light(light: Any, transfer: int) -> Any:
+    """Return the signal of PQ (SMPTE ST 2084), or HLG (ITU-R BT.2100), for grey light in nits."""
+    if transfer == 16:
+        root = (light / 10_000) ** (1305 / 8192)
+        return ((107 / 128 + 2413 / 128 * root) / (1 + 2392 / 128 * root)) ** (2523 / 32)
+    scene = (light / 1000) ** (1 / 1.2)
+    return np.where(
+        scene <= 1 / 12,
+        np.sqrt(3 * scene),
+        0.17883277 * np.log(np.maximum(12 * scene - 0.28466892, 1e-9)) + 0.55991073,
+    )
+
+
+@pytest.mark.parametrize(
+    ("transfer", "suffix"),
+    [
+        (16, "mp4"),
+        (18, "mkv"),
+        (1, "mp4"),
+        pytest.param(14, "ts", marks=pytest.mark.slow),
+        pytest.param(16, "ts", marks=pytest.mark.slow),
+        pytest.param(18, "mp4", marks=pytest.mark.slow),
+    ],
+)
+def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_range(
+    transfer, suffix, tmp_path
+):
+    """PQ, HLG, BT.2020 and BT.709: bars of grey, and one of twice the white."""
+    shown = np.linspace(0.1, 0.9, 9)
+    light = WHITE * shown**2.4
+    if transfer in (16, 18):
+        signal = encode_light(np.append(light, 2 * WHITE), transfer)
+    else:
+        signal = np.append(shown, 1.0)
+    luma = np.rint((64 + 876 * np.repeat(signal, 16))).astype(np.uint16)
+    with av.open(str(tmp_path / f"x.{suffix}"), "w") as output:
+        stream: Any = output.add_stream("libx265", rate=5)
+        stream.options = {"x265-params": "log-level=none:qp=4"}
+        stream.width, stream.height, stream.pix_fmt = 160, 64, "yuv420p10le"
+        stream.codec_context.color_trc = transfer
+        stream.codec_context.color_primaries = 1 if transfer == 1 else 9
+        stream.codec_context.colorspace = 1 if transfer == 1 else 9
+        for number in range(3):
+            planes = np.full((96, 160), 512, np.uint16)
+            planes[:64] = luma
+            frame = av.VideoFrame.from_ndarray(planes, format="yuv420p10le")
+            frame.pts = number
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    with open_source(tmp_path / f"x.{suffix}") as source:
+        images = [frame.image for frame in source.frames()]
+    bars = images[-1][32, 8::16].mean(1)
+    assert len(images) == 3
+    assert bars[:9] == pytest.approx(255 * shown, abs=12)
+    assert bars[9] > 245
+    assert np.ptp(images[-1].astype(int), axis=2).max() <= 6
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp"])
 def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix, tmp_path):
     from PIL import Image
