@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from PIL import Image, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
 from protokv.errors import ConfigError, StateMismatch, StateNotFound, escape_text
@@ -79,14 +80,18 @@ def parse_session_request(body: bytes) -> _SessionRequest:
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
-    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file. ConfigError;
-    HTTPException, 413.
+    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file, turned as its EXIF says.
+    ConfigError; HTTPException, 413.
     """
     try:
         with Image.open(io.BytesIO(file), formats=("JPEG", "WEBP", "PNG")) as image:
             if image.width * image.height > most_pixels:
                 raise HTTPException(413, f"a frame has at most {most_pixels:,} pixels")
-            return convert_picture_to_rgb(image)
+            shown = ImageOps.exif_transpose(image)
+            if shown.mode.startswith("I"):
+                # Pillow cuts gray of 16 bits off at 255.
+                shown = Image.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
+            return convert_picture_to_rgb(shown)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names an object in memory where it knows no format.
         why = "" if isinstance(error, UnidentifiedImageError) else f": {escape_text(error)}"
