@@ -26,8 +26,9 @@ from protokv_cli.parsing import parse_list
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
-    from protokv.core.parts import Evidence
-    from protokv.core.session import Answer, Session
+    from protokv.stream.asking import Answer
+    from protokv.stream.evidence import Evidence
+    from protokv.stream.session import Session
     from protokv.timings import Timings
     from protokv_cli.frames import StateVideos
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, escape_text
 
 if TYPE_CHECKING:
-    from protokv.core.session import Answer, Session
     from protokv.state.reader import StateReader
+    from protokv.stream.asking import Answer
+    from protokv.stream.session import Session
 
 # Where each source begins, in seconds of the stream and of its file, and the file.
 StateVideos = Sequence[tuple[float, float, Path]]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import typer
 
-from protokv.core.parts import Evidence
 from protokv.ingestion import IngestEvent, IngestOptions, events
 from protokv.ingestion.estimate import IngestEstimate
+from protokv.stream.evidence import Evidence
 from protokv.texts import format_count
 from protokv.timings import Timings
 from protokv_cli.asking import format_evidence_line

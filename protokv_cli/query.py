@@ -105,9 +105,9 @@ def query(
         if not state:
             raise ConfigError("there is no state to ask", hint=_EXAMPLE)
         with clock.stage("imports"):
-            from protokv.fleet.plan import is_fleet_folder
+            from protokv.state.folder import names_many_states
 
-        many = is_fleet_folder(state)
+        many = names_many_states(state)
         check_options(
             (
                 answer.video and not answer.frames,
@@ -178,7 +178,8 @@ def _ask_one(
     model.check()
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
-            import protokv.state.reader  # noqa: F401 - its library takes long
+            # Its library takes long.
+            from protokv.stream.opening import open_session
             from protokv_cli.frames import find_state_videos
 
         with clock.stage("state"):
@@ -186,7 +187,7 @@ def _ask_one(
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_state_videos(reader, answers.how.video)
-        session = reader.session(model.model, timings=clock, **model.placement)
+        session = open_session(reader, model.model, timings=clock, **model.placement)
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
@@ -211,11 +212,11 @@ def _ask_many(
     answers: Answerer, place: str, questions: list[UserQuestion], ask: _AskFlags, model: ModelFlags
 ) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
-    from protokv.fleet.plan import find_fleet_states
-    from protokv.fleet.states import load_backbone_for_states
+    from protokv.state.folder import find_states
+    from protokv.stream.opening import load_backbone_for_states, open_session
 
     out = answers.out
-    states = find_fleet_states(place)
+    states = find_states(place)
     failed = list[str]()
     answers.how.decoding()
     backbone = load_backbone_for_states(states, model.model, **model.placement)
@@ -223,7 +224,7 @@ def _ask_many(
     def make_rows() -> Iterator[dict[str, Any]]:
         for state in states:
             try:
-                session = open_commit_at(state, ask.at, ask.verify).session(backbone)
+                session = open_session(open_commit_at(state, ask.at, ask.verify), backbone)
             except StateError as error:
                 failed.append(state)
                 out.error(

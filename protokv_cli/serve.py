@@ -106,14 +106,12 @@ def serve(
                 f"{error.name} is not installed", hint="pip install 'protokv[serve]'"
             ) from None
         from protokv.backbones import load_backbone
-        from protokv.fleet.plan import find_fleet_states
-        from protokv.fleet.states import load_backbone_for_states
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
+        from protokv.state.folder import find_states
+        from protokv.stream.opening import load_backbone_for_states
 
         try:
-            backbone = load_backbone_for_states(
-                find_fleet_states(states), model.model, **model.placement
-            )
+            backbone = load_backbone_for_states(find_states(states), model.model, **model.placement)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests.backbones.tiny import write_qwen2_5_vl
 
 # It takes a quarter of the time in which tests are imported; on again when all of them are.

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from protokv.core import graphs
+from protokv.device import graphs
 from tests.counting import INDEXING, WAITS, by_mask, record
 
 CUDA = torch.device("cuda", 0)

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.core import graphs, kernels
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY_BIAS, KVSegment
 from protokv.core.decoding import Decoding, TokenSampler
 from protokv.core.near import KVSlots
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
+from protokv.device import graphs, kernels
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import watched
 from tests.oracles import attention as plain

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.layers import LayerKind
-from protokv.core.session import Session
+from protokv.stream.session import Session
 
 # Of that many standard deviations a random walk is off once in thirty million; the tests compare
 # fewer numbers.

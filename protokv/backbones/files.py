@@ -213,6 +213,13 @@ def find_cached_model(name: str, revision: str | None = None) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
+def find_model_folder(name: str) -> str:
+    """Return the folder of a model: the name itself, or where it is in the local cache of the
+    hub.
+    """
+    return name if Path(name).is_dir() else str(find_cached_model(name) or name)
+
+
 def measure_cached_models() -> dict[str, int]:
     """Return the bytes of each model in the local cache by its name. Opens no connection."""
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, vision_utils
 
-from protokv.core import kernels
+from protokv.device import kernels
 
 # transformers hands the lengths of parts to attention of this name: `flash` is in it.
 _IN_PARTS: Final = "protokv_flash_in_parts"

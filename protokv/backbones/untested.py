@@ -52,10 +52,10 @@ class GenericBackbone(TransformersBackbone):
     def __init__(self, model: Any, *parts: Any) -> None:
         """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""
         super().__init__(model, *parts)
-        if self._decoder.components > 1:
+        if self._decoder.position_components > 1:
             why = (
                 f"{type(model).__name__} is not tested, and its tokens have "
-                f"{self._decoder.components} positions each"
+                f"{self._decoder.position_components} positions each"
             )
             raise ModelError(why, hint=self.otherwise)
         self.notice = f"not tested with {model.config.model_type}"

@@ -17,12 +17,12 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
+from protokv.device import kernels
 from protokv.errors import ConfigError
 
-# The name of our attention in transformers, where `protokv.core.stream_cache` registers it.
+# The name of our attention in transformers, where `protokv.backbones.stream_cache` registers it.
 ATTENTION_NAME: Final = "protokv"
 
 
@@ -215,7 +215,7 @@ class TokenCache:
 
     While watching these are a step, until the memory has it. A question is forwarded with a fork,
     which is dropped: this is why asking changes nothing. Models of transformers have
-    `protokv.core.stream_cache.StreamCache`.
+    `protokv.backbones.stream_cache.StreamCache`.
     """
 
     # those that the memory serves; in a `StreamCache` transformers' own are among them

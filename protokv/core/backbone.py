@@ -24,11 +24,11 @@ from torch import Tensor
 from protokv.core.attention import TokenCache
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
-from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
 
@@ -102,7 +102,7 @@ class Backbone(ABC):
     # of each layer of a spread model; None: all on `device`
     layer_devices: Sequence[torch.device] | None = None
     graphs: Graphs | None = None  # of its vision tower
-    # why `forward` cannot be captured as a graph (`protokv.core.graphs`); empty: it can
+    # why `forward` cannot be captured as a graph (`protokv.device.graphs`); empty: it can
     why_eager: str = ""
 
     @classmethod
@@ -299,18 +299,21 @@ class Backbone(ABC):
         """
 
     def stream_times(
-        self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None
+        self,
+        positions: Tensor,
+        clock: StreamClock,
+        breaks: Tensor | None = None,
+        origin: int | None = None,
     ) -> Tensor:
         """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions`
         `[..., P]`.
 
         `breaks` are position and time after each step with words, `[n, 2]` float64, in order; None:
-        no words.
+        no words. `origin` is the position at which the stream begins; None: after `prefix_ids`.
         """
         f64 = torch.float64
-        ends = torch.tensor(
-            [[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64
-        )
+        origin = len(self.prefix_ids) if origin is None else origin
+        ends = torch.tensor([[origin, 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64)
         ends = (ends if breaks is None else torch.cat((ends[:1], breaks, ends[1:]))).to(
             positions.device
         )
@@ -369,9 +372,11 @@ class Backbone(ABC):
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
 
-    def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
-        """Return its layers without a token, or with what `TokenCache.tensors` returned.
-        StateCorrupt: they lack it.
+    def new_cache(
+        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
+    ) -> TokenCache:
+        """Return its layers without a token, or with what `TokenCache.tensors` returned after
+        `seen` tokens. StateCorrupt: they lack it.
         """
         check_tensor_shapes(held or {}, ())
         return TokenCache(self.layers)

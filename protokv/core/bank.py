@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import write_rows_
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.device.arrays import write_rows_
 
 _COUNTERS = {
     "opened": "tokens that opened a slot",

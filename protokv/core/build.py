@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from protokv.core.backbone import Backbone
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
 from protokv.core.packing import check_tensor_shapes
@@ -24,11 +24,34 @@ from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import measure_machine_memory
 
 
-def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
-    """Return what a memory must know of a backbone. ConfigError: it has layers that cannot do what
-    a setting says.
+class ModelFacts(Protocol):
+    """What a memory must know of a model; each as `Backbone` has it."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    position_components: int
+    layer_kinds: Sequence[LayerKind]
+    frames_per_step: int
+    dtype: torch.dtype
+    device: torch.device
+    layer_devices: Sequence[torch.device] | None
+
+    @property
+    def rotary(self) -> Rotary:
+        """The angles of positions."""
+
+    @property
+    def precise_rotary(self) -> Rotary:
+        """Angles that add up."""
+
+
+def make_memory_shape(model: ModelFacts, config: MemoryConfig, sink_tokens: int) -> MemoryShape:
+    """Return what a memory must know of a model, with a prompt prefix of so many tokens.
+
+    ConfigError: the model has layers that cannot do what a setting says.
     """
-    others = set(backbone.layer_kinds) - {LayerKind.FULL}
+    others = set(model.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
         why = (
             "recent_frames: this model has layers that read every token once, in order, so no step "
@@ -42,23 +65,23 @@ def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
         why = "positions: this model has sliding layers, whose windows do not move with a memory"
         raise ConfigError(why, hint="leave positions=compact out")
     return MemoryShape(
-        layers=backbone.layers,
-        kv_heads=backbone.kv_heads,
-        head_size=backbone.head_size,
-        position_components=backbone.position_components,
-        sink_tokens=len(backbone.prefix_ids),
-        dtype=backbone.dtype,
-        device=backbone.device,
-        layer_devices=backbone.layer_devices,
-        frames_per_step=backbone.frames_per_step,
+        layers=model.layers,
+        kv_heads=model.kv_heads,
+        head_size=model.head_size,
+        position_components=model.position_components,
+        sink_tokens=sink_tokens,
+        dtype=model.dtype,
+        device=model.device,
+        layer_devices=model.layer_devices,
+        frames_per_step=model.frames_per_step,
     )
 
 
-def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
+def choose_rotary(model: ModelFacts, config: MemoryConfig) -> Rotary:
     """Return the angles by which a memory removes rotations: the model's own, or ones that add up
     if it is compact.
     """
-    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
+    return model.rotary if config.positions == "stream" else model.precise_rotary
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.graphs import Graphs
 from protokv.core.near import KVSlots
 from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
+from protokv.device.graphs import Graphs
 
 
 class Memory(ABC):

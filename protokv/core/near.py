@@ -16,10 +16,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.context import ANSWER_ROWS, SlotContext
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.device import kernels
 from protokv.errors import StateCorrupt
 
 # The parts of tokens, and the axis of each that counts them.

@@ -15,16 +15,16 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import write_rows_
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.context import Context
-from protokv.core.graphs import Graphs
 from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import ExactTokens, KVSlots, NearWindow, WindowMove
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.device.arrays import write_rows_
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError
 
 # pseudo-tokens that are written at once: in float32 they take several times their bytes

@@ -14,7 +14,7 @@ from math import tau
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import slice_rows
+from protokv.device.arrays import slice_rows
 
 Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
 """The rotary embedding of a model: positions `[..., P]` int64 to cos and sin, each `[..., R]`

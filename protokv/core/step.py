@@ -147,6 +147,24 @@ class StreamClock:
         """Stream time of one step."""
         return self.frames_per_step / self.fps
 
+    @property
+    def next_start_s(self) -> float:
+        """Where the next step starts if it follows without a gap."""
+        return self.steps * self.step_seconds
+
+    def after(self, start_s: float, tokens: int, highest: int) -> StreamClock:
+        """Return where the stream stands after one more step.
+
+        It starts at `start_s` and has so many tokens; `highest` is their highest position.
+        """
+        return replace(
+            self,
+            steps=self.steps + 1,
+            stream_time_s=start_s + self.step_seconds,
+            next_position=max(self.next_position, highest + 1),
+            tokens_seen=self.tokens_seen + tokens,
+        )
+
     def __post_init__(self) -> None:
         reached = max(self.steps, self.tokens_seen, self.next_position, self.stream_time_s)
         if reached >= MOST_STREAM_COUNT:

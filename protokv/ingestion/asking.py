@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from protokv.core.session import Session
 from protokv.ingestion.events import QuestionAnswered
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import StandingQuestion
 from protokv.state.sources import MOST_ANSWER_CHARACTERS, MOST_STANDING_ANSWERS, StandingAnswer
+from protokv.stream.session import Session
 from protokv.timings import time_stage
 
 

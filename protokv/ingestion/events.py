@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from protokv.core.parts import EvidenceSpan
 from protokv.state.sources import StandingAnswer
+from protokv.stream.evidence import EvidenceSpan
 
 
 @dataclass(frozen=True, slots=True)

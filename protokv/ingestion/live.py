@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from protokv.core.pushed import STREAM_GAP_S
 from protokv.errors import (
     ConfigError,
     ProtoKVError,
@@ -33,6 +32,7 @@ from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
+from protokv.stream.pushed import STREAM_GAP_S
 from protokv.video import Source, SourceDamage, SourceInfo
 from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step

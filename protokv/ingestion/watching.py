@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
@@ -21,15 +20,15 @@ from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
-from protokv.state.checkpoint import make_state
 from protokv.state.reader import StateReader
 from protokv.state.sources import StandingAnswer, StreamSegment, clip_source_end
 from protokv.state.store import StateStore
 from protokv.state.thumbnails import Thumbnails, make_thumbnail
+from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, SourceDamage, read_steps
 from protokv.video.sampling import VideoStep
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 from protokv.words.find import name_subtitles, read_recorded_subtitles
 from protokv.words.transcript import check_memory_takes_words
 
@@ -252,8 +251,8 @@ class IngestRun:
             lost = {"lost": self._subtitles.lost} if self._subtitles.lost else {}
             record["words"] = {**self._subtitles.record, **lost}
         with time_stage(self._timings, "commit"):
-            state = make_state(
-                self._session, source=self._segment.record(record), complete=self._complete
+            state = self._session.make_state(
+                source=self._segment.record(record), complete=self._complete
             )
             self._bytes = self._store.commit(state)
         return events.Commit(

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from protokv.core.arrays import add_rows_
 from protokv.core.settings import ShareSetting
+from protokv.device.arrays import add_rows_
 from protokv.memories.compressed import (
     KVCompressionConfig,
     KVCompressionMemory,

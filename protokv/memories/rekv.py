@@ -33,12 +33,12 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.context import EMPTY_BIAS, Context, KVSegment, PositionFacts
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.device import kernels
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
 

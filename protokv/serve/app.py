@@ -24,13 +24,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError, StateNotFound
 from protokv.serve import chat, sessions
 from protokv.serve.access import AccessCheck
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
+from protokv.stream.asking import Answer
 from protokv.texts import shorten_text
 
 # How often it is looked for sessions that nobody feeds.

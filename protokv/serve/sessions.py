@@ -25,17 +25,17 @@ import msgspec
 from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
-from protokv.core.pushed import STREAM_GAP_S, convert_picture_to_rgb
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
 from protokv.serve.states import StateFolder
-from protokv.state.checkpoint import make_state
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
 from protokv.state.store import StateStore, find_store
 from protokv.state.thumbnails import make_thumbnail
+from protokv.stream.opening import open_session
+from protokv.stream.pushed import STREAM_GAP_S, convert_picture_to_rgb
+from protokv.stream.session import Session
 
 _KIND = "pushed"
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
@@ -186,7 +186,7 @@ class _FedSession:
         self._log.committed_at = time.time()
         log = {"fingerprint": self._log.stream, "live": asdict(self._log)}
         source = {"name": self.path.stem, "kind": _KIND, "decoder": "pil", **log}
-        self._store.commit(make_state(self.session, source=source, complete=complete))
+        self._store.commit(self.session.make_state(source=source, complete=complete))
         self._saved = self.session.clock
         self._saved_s = time.monotonic()
 
@@ -262,7 +262,7 @@ class FedSessions:
             raise StateMismatch(
                 "the state of this name is not of a session", hint="choose another name"
             )
-        session = reader.session(self._states.backbone)
+        session = open_session(reader, self._states.backbone)
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
 

@@ -12,10 +12,11 @@ from collections import Counter, OrderedDict
 from pathlib import Path
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateNotFound
-from protokv.fleet.plan import find_fleet_states
+from protokv.state.folder import find_states
 from protokv.state.reader import StateReader
+from protokv.stream.opening import open_session
+from protokv.stream.session import Session
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
@@ -44,7 +45,7 @@ class StateFolder:
         differ only in it.
         """
         try:
-            found = [Path(one) for one in find_fleet_states(str(self.folder))]
+            found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
         below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}
@@ -92,7 +93,7 @@ class StateFolder:
             return fed
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            known = (version, StateReader.open(path).session(self.backbone))
+            known = (version, open_session(StateReader.open(path), self.backbone))
         self._sessions[path] = known
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)

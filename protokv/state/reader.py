@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
-from protokv.state.checkpoint import load_recorded_backbone, restore_session
 from protokv.state.forms import StoredState
 from protokv.state.header import State, StateHeader
 from protokv.state.sources import WallClockLog, is_earlier_state, list_state_sources
 from protokv.state.store import StatePath, StateStore, find_store
 from protokv.state.thumbnails import Thumbnail, Thumbnails
-from protokv.timings import Timings, time_stage
 from protokv.words.transcript import Transcript
 
 _ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
@@ -30,8 +25,7 @@ _ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
 class StateReader:
     """One commit of a state. What is read from the path raises as `load_state`.
 
-    A commit that comes meanwhile may be newer than `header`; what `state` and `session` hold is one
-    commit.
+    A commit that comes meanwhile may be newer than `header`; what `state` holds is one commit.
     """
 
     path: StatePath
@@ -83,53 +77,6 @@ class StateReader:
     def transcript(self) -> Transcript:
         """What was said, as the commit at `at_s` knows it."""
         return Transcript.of(self.state.tensors)
-
-    def session(
-        self,
-        backbone: Backbone | str | None = None,
-        *,
-        revision: str | None = None,
-        timings: Timings | None = None,
-        **placement: Any,
-    ) -> Session:
-        """Return a session of the commit at `at_s`; arguments and errors as `protokv.load`."""
-        with time_stage(timings, "state"):
-            state = self.state
-        with time_stage(timings, "model"):
-            if backbone is None or isinstance(backbone, str):
-                backbone = load_recorded_backbone(state, backbone, revision, **placement)
-        with time_stage(timings, "session"):
-            return restore_session(state, backbone)
-
-
-def load(
-    path: StatePath,
-    backbone: Backbone | str | None = None,
-    *,
-    revision: str | None = None,
-    device: str = "auto",
-    device_map: str | None = None,
-    at_s: float | None = None,
-    verify: bool = True,
-) -> Session:
-    """Read a session back.
-
-    Args:
-        path: of a state.
-        backbone: the model, or its name or folder; with None, the one that the state names
-            (`load_recorded_backbone`).
-        revision: branch, tag or commit of a hub model; with None, see `load_recorded_backbone`.
-        device: where to load it.
-        device_map: spread it over all devices instead; see `load_backbone`.
-        at_s: read the newest kept commit that is not after this stream time, in seconds.
-        verify: check the digests of the tensors; their shapes are checked in any case.
-
-    Raises:
-        StateError: the state is missing, damaged, or made by another model.
-        ModelError: the model cannot be loaded.
-    """
-    reader = StateReader.open(path, at_s=at_s, verify=verify)
-    return reader.session(backbone, revision=revision, device=device, device_map=device_map)
 
 
 def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None) -> State:

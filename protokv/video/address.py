@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from protokv.video.bucket import in_bucket
+from protokv.bucket import in_bucket
 
 NETWORK_SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
 _DEVICES = ("v4l2", "avfoundation", "dshow", "screen")

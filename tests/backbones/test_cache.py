@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, DynamicCache
 
 import protokv
+from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
-from protokv.core.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
-from protokv.state import cache as home
 from protokv.state.describe import describe_state
+from protokv.stream import cache as home
+from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -285,7 +285,7 @@ def test_what_a_step_and_a_question_forwarded_is_gone_with_them(qwen: Any, tiny:
         session.watch(random_frames(0))
         session.ask("what is red ?", Decoding(2, temperature=0))
         left = {id(one) for one in gc.get_objects() if isinstance(one, StreamCache)}
-        assert left == {id(cache), id(session.cache)}
+        assert left == {id(cache), id(cache.stream.cache), id(session.cache)}
         assert session.cache.length == 0
     finally:
         gc.enable()

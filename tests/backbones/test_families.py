@@ -20,10 +20,10 @@ from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.core.step import StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, LLAVA_SPECIAL, QWEN_TEMPLATE, write_tokenizer

@@ -27,7 +27,7 @@ from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, StateMismatch
 from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.reader import load
+from protokv.stream.opening import load
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.prepared import Prepared

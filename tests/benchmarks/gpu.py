@@ -1,15 +1,13 @@
 """One visit to a GPU: the tests that need one, every family and memory beside the CPU, and times at
 7B.
 
-    python -m tests.benchmarks.gpu                    # eight minutes on an H100; rows go to
-    results/gpu-h100.jsonl python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a
-    tiny model on a CPU
+    python -m tests.benchmarks.gpu       # eight minutes; rows go to results/gpu-NAME.jsonl
+    python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a tiny model on a CPU
 
 Each part is a process with a limit of its own and appends its rows as it goes: one that hangs or
 fails stops no other. The first ones check what is right and run beside each other, the others
 measure and run alone. The 7B model has the shape of Qwen2.5-VL-7B, weights drawn at random on the
-device, and a tokenizer of a few words.
-"""
+device, and a tokenizer of a few words."""
 
 import argparse
 import contextlib
@@ -35,13 +33,12 @@ import numpy as np
 import torch
 
 from protokv.backbones import load_backbone, qwen_vl
-from protokv.core import graphs, kernels
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.step import StepKV
+from protokv.device import graphs, kernels
 from protokv.memories import MEMORIES, MemoryConfig
-from protokv.state.checkpoint import save
-from protokv.state.reader import load
+from protokv.stream.opening import load, save
+from protokv.stream.session import Session
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer

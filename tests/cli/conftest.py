@@ -162,5 +162,5 @@ def embedded(protokv: Program) -> Program:
 @pytest.fixture
 def mocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the mock in place of every model in this process."""
-    for home in ("protokv.ingestion.options", "protokv.state.checkpoint", "protokv.backbones"):
+    for home in ("protokv.ingestion.options", "protokv.stream.opening", "protokv.backbones"):
         monkeypatch.setattr(f"{home}.load_backbone", MockBackbone)

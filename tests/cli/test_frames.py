@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protokv.core.parts import Evidence, EvidenceSpan
+from protokv.stream.evidence import Evidence, EvidenceSpan
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, write_video
 
@@ -23,7 +23,7 @@ def program(
     protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Program:
     """The program beside `clip.mp4` and its state; every answer stands on `MOMENTS`."""
-    monkeypatch.setattr("protokv.core.session.find_evidence", lambda *_: Evidence(MOMENTS, True))
+    monkeypatch.setattr("protokv.stream.asking.find_evidence", lambda *_: Evidence(MOMENTS, True))
     shutil.copy(video, protokv.folder)
     assert protokv("ingest", "clip.mp4", *SMALL).code == 0
     return protokv

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import typer
 
-from protokv import __version__
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.ingestion import COMMIT_NEVER, Every
 from protokv.replay.memories import SettingSweep
+from protokv.version import __version__
 from protokv_cli import main
 from protokv_cli.exits import ExitCode
 from protokv_cli.parsing import (

@@ -8,10 +8,10 @@ from torch import Tensor, float32
 from protokv.core.context import EMPTY_BIAS, Context, PositionFacts
 from protokv.core.memory import Memory
 from protokv.core.rotary import PreciseRotary, rotate, unrotate
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, PaperConfig
+from protokv.stream.session import Session
 
 
 class PlainRotary:

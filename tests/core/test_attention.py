@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.attention import AnswerBuffer, TokenCache, attend
 from protokv.core.context import ANSWER_ROWS, EMPTY_BIAS, KVSegment, SlotContext
-from protokv.core.evidence import measure_attention_weights
 from protokv.core.rotary import rotate
+from protokv.device import kernels
+from protokv.stream.evidence import measure_attention_weights
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance

@@ -18,12 +18,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from protokv.core import rotary
 from protokv.core.decoding import Decoding, TokenSampler
-from protokv.core.session import Session
 from protokv.core.settings import PositionMode
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
 from protokv.memories.durable.repeats import DEEP_MODEL_LAYERS
+from protokv.stream.session import Session
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 

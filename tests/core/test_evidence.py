@@ -14,11 +14,16 @@ from protokv.backbones import load_backbone
 from protokv.backbones.pixels import GridBackbone
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.evidence import LEAST_STEP_SHARE, Evidence, EvidenceSpan, find_evidence_spans
-from protokv.core.parts import LEAST_EVIDENCE_SHARE
-from protokv.core.session import Session
 from protokv.core.step import StreamClock
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
+from protokv.stream.evidence import (
+    LEAST_EVIDENCE_SHARE,
+    LEAST_STEP_SHARE,
+    Evidence,
+    EvidenceSpan,
+    find_evidence_spans,
+)
+from protokv.stream.session import Session
 from samples.seeds import DEMONSTRATION
 from samples.worlds.streams import Worlds, WorldStream
 from tests.conftest import watched

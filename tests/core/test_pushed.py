@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 

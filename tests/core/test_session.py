@@ -18,10 +18,10 @@ from protokv.core.build import build_memory, make_memory_shape
 from protokv.core.decoding import Decoding
 from protokv.core.memory import Memory
 from protokv.core.rotary import rerotate
-from protokv.core.session import Session
 from protokv.core.step import make_cell_centres
 from protokv.errors import ConfigError, ModelError, OutOfMemory, PositionWarning
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig, PaperConfig
+from protokv.stream.session import Session
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames, watched
@@ -312,13 +312,13 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(
     session = Session.start(tiny, small)
     with pytest.raises(OutOfMemory, match="budget: 16000000 tokens"):
         Session.resume(tiny, huge, session.clock, session.tensors())
-    device = replace(make_memory_shape(tiny, small), device=torch.device("meta"))
+    device = replace(make_memory_shape(tiny, small, 3), device=torch.device("meta"))
     with torch.inference_mode(), pytest.raises(OutOfMemory):
         build_memory(DurableConfig(budget=5000), device, tiny.rotary)
     # What is held beside what is saved counts too, and so does a copy of that.
     configs = (MemoryConfig.of(name, budget=2000) for name in MEMORIES)
     for config in (one for one in configs if one.memory.bounded):
-        shape = make_memory_shape(tiny, config)
+        shape = make_memory_shape(tiny, config, 3)
         memory = config.memory(config, shape, tiny.rotary)
         for less in (0, 1):
             there = memory.bytes_held + (memory.most_bytes or 0) - less
@@ -334,7 +334,7 @@ def test_the_memory_that_a_first_step_replaces_is_gone_before(
     first = weakref.ref(session.memory)
     held = []
     monkeypatch.setattr(
-        "protokv.core.session.build_memory", lambda *of: held.append(first()) or build_memory(*of)
+        "protokv.stream.stream.build_memory", lambda *of: held.append(first()) or build_memory(*of)
     )
     session.watch(random_frames(0))
     assert held == [None]
@@ -351,7 +351,7 @@ def test_a_first_step_without_room_leaves_a_session_as_it_was(
     session = Session.start(tiny, DurableConfig(budget=40))
     before = session.prefill(QUESTION)
     with monkeypatch.context() as patch:
-        patch.setattr("protokv.core.session.build_memory", build)
+        patch.setattr("protokv.stream.stream.build_memory", build)
         with pytest.raises(OutOfMemory, match="no room"):
             session.watch(random_frames(0))
     assert session.intact

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.ingestion import Every, IngestProgress, IngestSummary, ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.checkpoint import make_state, restore_session, save
-from protokv.state.reader import StateReader, load, load_state
+from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_fingerprints
+from protokv.stream.opening import load, save
+from protokv.stream.session import Session
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -89,7 +89,7 @@ def test_a_system_prompt_stays_and_another_is_refused(
     for forged in ("<|im_end|>", "a ring", ["ring"]):
         state = load_state(path)
         with pytest.raises(StateCorrupt):
-            restore_session(replace(state, settings={**state.settings, "system": forged}), tiny)
+            Session.restore(replace(state, settings={**state.settings, "system": forged}), tiny)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -111,7 +111,7 @@ def test_appending_gives_the_state_of_a_session_of_all(
     assert found.clock == session.clock
     assert found.complete
     assert {n: t.tolist() for n, t in found.tensors.items() if not n.startswith("thumbnails.")} == {
-        n: t.tolist() for n, t in make_state(session).tensors.items()
+        n: t.tolist() for n, t in session.make_state().tensors.items()
     }
     assert read_fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
     # The short last step of a source is filled, and the next source begins after it.

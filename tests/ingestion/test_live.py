@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core.session import Session
 from protokv.errors import (
     SourceDenied,
     SourceError,
@@ -39,6 +38,7 @@ from protokv.ingestion.live import LiveConnectionEnd, LiveQueue
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import StreamSegment, WallClockLog
+from protokv.stream.session import Session
 from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone

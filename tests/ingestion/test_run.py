@@ -8,11 +8,10 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import (
     COMMIT_NEVER,
@@ -30,10 +29,13 @@ from protokv.ingestion import (
     ingest,
     ingest_events,
 )
+from protokv.ingestion.options import IngestSettings
 from protokv.state.describe import describe_state
 from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_standing_answers
 from protokv.state.store import StateStore
+from protokv.stream.asking import Answer
+from protokv.stream.session import Session
 from protokv.video import Frame, SourceDamage
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -161,7 +163,7 @@ def test_watched_steps_are_saved_whatever_ends_the_run(
     ("broken", "error"),
     [
         ("protokv.core.step.StepKV", RuntimeError("half a step")),
-        ("protokv.ingestion.watching.make_state", StateCorrupt("a number is not finite")),
+        ("protokv.stream.session.Session.make_state", StateCorrupt("a number is not finite")),
     ],
     ids=["an error within a step", "a state that cannot be loaded"],
 )
@@ -326,3 +328,9 @@ def test_a_run_that_has_ended_keeps_no_session(path: Path, tmp_path: Path) -> No
         assert sum(isinstance(one, Session) for one in gc.get_objects()) == before
     finally:
         gc.enable()
+
+
+def test_the_keywords_of_ingest_have_the_names_and_types_of_its_options() -> None:
+    options = get_type_hints(IngestOptions)
+    del options["config"]  # a parameter of its own
+    assert get_type_hints(IngestSettings) == options

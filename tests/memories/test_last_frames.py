@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from protokv.core.backbone import Backbone
 from protokv.core.context import SlotContext
-from protokv.core.session import Session
 from protokv.memories import LastFramesConfig, MemoryConfig
 from protokv.memories.last_frames import LastFramesMemory
+from protokv.stream.session import Session
 from tests.conftest import random_frames, watched
 from tests.core.streams import World, shape_of
 from tests.tolerance import near_logits

@@ -11,11 +11,10 @@ import torch
 import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MEMORIES, MemoryConfig
-from protokv.state import checkpoint
 from protokv.state.describe import convert_state, describe_state
+from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames, watched
 from tests.core.streams import same
@@ -138,13 +137,11 @@ def test_a_stream_continued_from_a_state_is_the_same_stream(
 def test_recent_steps_that_make_no_sense_are_refused(
     tiny: Backbone, place: tuple[int, int], value: int
 ) -> None:
-    state = checkpoint.make_state(after(tiny, 4, "durable", budget=24, recent_frames=4))
+    state = after(tiny, 4, "durable", budget=24, recent_frames=4).make_state()
     rows = state.tensors["recent.steps"].clone()
     rows[place] = value
     with pytest.raises(StateCorrupt, match="recent"):
-        checkpoint.restore_session(
-            replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny
-        )
+        Session.restore(replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny)
 
 
 def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import protokv
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MEMORIES, KVCompressionConfig, MemoryConfig, ScoredMemory
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.core.streams import same
 from tests.mock_backbone import MockBackbone

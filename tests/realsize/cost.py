@@ -20,9 +20,9 @@ from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests.benchmarks.results import write_table
 from tests.realsize.build import CACHE, build
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from protokv.core.parts import Evidence, EvidenceSpan, Utterance
-from protokv.core.session import Answer, Session
+from protokv.core.parts import Utterance
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from protokv.state.sources import WallClockLog
+from protokv.stream.asking import Answer
+from protokv.stream.evidence import Evidence, EvidenceSpan
+from protokv.stream.session import Session
 from tests.serve.conftest import server, watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

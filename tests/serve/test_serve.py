@@ -18,11 +18,13 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 import protokv
-from protokv.core.parts import Evidence, EvidenceSpan, Utterance
-from protokv.core.session import Answer, Session
+from protokv.core.parts import Utterance
 from protokv.errors import ConfigError, StateNotFound
 from protokv.serve import ServerLimits, StateFolder, build_app
 from protokv.serve.access import AccessCheck
+from protokv.stream.asking import Answer
+from protokv.stream.evidence import Evidence, EvidenceSpan
+from protokv.stream.session import Session
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server, watch
 

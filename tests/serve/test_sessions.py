@@ -18,12 +18,12 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 import protokv
-from protokv.core.session import Session
 from protokv.ingestion import Every, IngestOptions
 from protokv.memories import DurableConfig
 from protokv.serve import FedSessionLimits, FedSessions, StateFolder
 from protokv.serve.sessions import parse_session_request
 from protokv.state.reader import StateReader
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server

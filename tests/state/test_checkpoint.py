@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.state.checkpoint import check_state_fits, make_state, restore_session, save
-from protokv.state.reader import load
+from protokv.state.checkpoint import check_state_fits
+from protokv.stream.opening import load, save
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 
 CONFIGS = {
@@ -65,17 +65,17 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
 def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(
     field, change, named, tiny: Backbone
 ) -> None:
-    state = make_state(watched(tiny, CONFIGS["durable"], 0, 3))
+    state = watched(tiny, CONFIGS["durable"], 0, 3).make_state()
     changed = {**state.memory, **change} if field == "memory" else replace(state.clock, **change)
     with pytest.raises(StateCorrupt, match=named):
-        restore_session(replace(state, **{field: changed}), tiny)
+        Session.restore(replace(state, **{field: changed}), tiny)
 
 
 @pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
 def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(
     name: str, tiny: Backbone
 ) -> None:
-    state = make_state(watched(tiny, CONFIGS["durable"], 0, 1))
+    state = watched(tiny, CONFIGS["durable"], 0, 1).make_state()
     other = replace(state.backbone, **{name: "other"})
     saved = getattr(state.backbone, name)
     with pytest.raises(

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 import protokv
-from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError, StateMismatch
+from protokv.stream.session import Session
 from tests.backbones.test_untested import write_llava
 from tests.backbones.tiny import BUILDERS, write_llama
 from tests.conftest import random_frames

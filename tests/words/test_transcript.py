@@ -12,11 +12,11 @@ from torch import Tensor
 
 import protokv
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
+from protokv.stream.session import Session
 from protokv.words import transcript
 from tests.conftest import random_frames
 from tests.core.streams import same

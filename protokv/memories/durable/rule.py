@@ -42,13 +42,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core import arrays
-from protokv.core.arrays import find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
-from protokv.core.kernels import multiplies_bfloat16
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.device import arrays
+from protokv.device.arrays import find_first_minimum, slice_rows, sum_weighted_rows
+from protokv.device.kernels import multiplies_bfloat16
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS, MergeExclusions, NoveltyCounts
 from protokv.memories.durable.repeats import RepeatWeights

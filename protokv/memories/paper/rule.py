@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from protokv.core.arrays import add_rows_, find_first_minimum
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.prototypes import PrototypeConfig
 from protokv.core.settings import ShareSetting, WeightSetting
 from protokv.core.tensors import MemoryShape
+from protokv.device.arrays import add_rows_, find_first_minimum
 from protokv.errors import ConfigError
 from protokv.memories.paper.residuals import ResidualStats
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protokv.core import arrays
 from protokv.core.attention import attend
 from protokv.core.bank import FarTokens
 from protokv.core.near import KVSlots
 from protokv.core.step import StepKV
+from protokv.device import arrays
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.memory import DurableMemory

@@ -15,11 +15,11 @@ from torch import Tensor
 from protokv.core.backbone import Backbone
 from protokv.core.context import PositionFacts
 from protokv.core.rotary import PreciseRotary
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats
 from protokv.memories.durable.memory import DurableMemory
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of

@@ -1,0 +1,200 @@
+"""What a model of transformers says of its decoder: angles, positions, and the order of features in
+a key.
+
+Found in the model by its public `get_decoder`, whatever its family. A hook on the decoder sees
+where tokens stand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from inspect import signature
+from typing import Any, Final
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from protokv.core.rotary import rotate
+from protokv.errors import ConfigError
+
+_ARGUMENTS: Final = ("cache", "past_key_values")
+_HOOKED: WeakSet[Any] = WeakSet()
+
+
+def require_model_object(model: Any) -> None:
+    """Refuse what is no model of transformers, and no config, such as a name. ConfigError."""
+    if not hasattr(model, "get_text_config") and not hasattr(model, "get_decoder"):
+        why = f"expected a model of transformers that is loaded, got {type(model).__name__}"
+        raise ConfigError(why, hint="give what from_pretrained returned")
+
+
+class LanguageDecoder:
+    """A decoder, of a model or of a config alone."""
+
+    model: Any  # None: only its config is known, and positions are taken to be consecutive
+    config: Any  # of its text
+    position_components: int  # P, position components: 3 with M-RoPE, else 1
+
+    def __init__(self, model_or_config: Any) -> None:
+        """Read a model, and hook its decoder once; or a config."""
+        from transformers import AutoModel, PreTrainedConfig
+
+        require_model_object(model_or_config)
+        self.model = None if isinstance(model_or_config, PreTrainedConfig) else model_or_config
+        if self.model is None:
+            with torch.device("meta"):
+                module = AutoModel.from_config(
+                    deepcopy(model_or_config), attn_implementation="eager"
+                ).get_decoder()
+            self.config = model_or_config.get_text_config(decoder=True)
+        else:
+            module = self.model.get_decoder()
+            self.config = self.model.config.get_text_config(decoder=True)
+        while (inner := module.get_decoder()) is not module:
+            module = inner
+        self.module: Any = module
+        found = [one for one in module.modules() if type(one).__name__.endswith("RotaryEmbedding")]
+        self._rotary = found[0] if found else None
+        self.position_components = 3 if hasattr(self._rotary, "mrope_section") else 1
+        # The order of the model's angles in which those of a key's halves stand; None: as they are.
+        self._angle_order: Tensor | None = None
+        if self.model is None:
+            # Buffers of a model without weights are empty.
+            self._rotary = type(found[0])(config=self.config) if found else None
+        elif module not in _HOOKED:
+            module.register_forward_pre_hook(_record, with_kwargs=True)
+            _HOOKED.add(module)
+        self._layout = self._find_layout(sys.modules[type(module).__module__])
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, `[..., R]` float32, of positions `[..., P]`, on their device; R is 0
+        without angles.
+        """
+        if self._rotary is None:
+            still = torch.zeros(*positions.shape[:-1], 0, device=positions.device)
+            return still, still
+        ids = self.to_ids(positions.reshape(-1, positions.shape[-1]))
+        device = next((one.device for one in self._rotary.buffers()), positions.device)
+        named = (
+            {"layer_type": "full_attention"}
+            if "layer_type" in signature(self._rotary.forward).parameters
+            else {}
+        )
+        cos, sin = self._rotary(torch.zeros((), device=device), ids.to(device), **named)
+        if self._angle_order is not None:
+            order = self._angle_order.to(cos.device)
+            cos = cos[..., order]
+            sin = sin[..., order]
+        shape = (*positions.shape[:-1], cos.shape[-1])
+        return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(
+            positions.device
+        )
+
+    def to_ids(self, positions: Tensor) -> Tensor:
+        """Return positions `[T, P]` in transformers' shape: `[1, T]` for RoPE, `[P, 1, T]` for
+        M-RoPE.
+        """
+        return positions.T if positions.shape[1] == 1 else positions.T[:, None]
+
+    def position_ids(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return position ids `[3, 1, T]` of new tokens, from 0: of pictures by the model's own
+        rule, else of text.
+        """
+        ids: Tensor = inputs["input_ids"]
+        inner = getattr(self.model, "model", None)
+        rule = getattr(self.model, "get_rope_index", None) or getattr(inner, "get_rope_index", None)
+        if rule is None or not any(
+            name.endswith(("grid_thw", "sizes", "sizes_videos")) for name in inputs
+        ):
+            return torch.arange(ids.shape[1], device=ids.device).expand(
+                self.position_components, 1, -1
+            )
+        known = {
+            name: value for name, value in inputs.items() if name in signature(rule).parameters
+        }
+        found: Tensor = rule(**known | {"attention_mask": torch.ones_like(ids)})[0]
+        return found
+
+    def layer_devices_of_model(self) -> list[torch.device]:
+        """Return the device of each layer of the decoder."""
+        return [next(layer.parameters()).device for layer in self.module.layers]
+
+    def block_masks(self, blocks: Tensor, cache: Any) -> dict[str, Any]:
+        """Return masks by which new tokens of one block `[T]` int64, -1 for text, see each other;
+        for large Gemmas.
+
+        transformers makes them itself, but only where the blocks of all tokens since the first are
+        given.
+        """
+        whole = torch.nn.functional.pad(blocks, (cache.get_seq_length(), 0), value=-1)[None]
+        inputs = torch.empty(
+            1, len(blocks), 0, dtype=next(self.module.parameters()).dtype, device=blocks.device
+        )
+        make = sys.modules[type(self.module).__module__].create_masks_for_vision_model
+        return {"attention_mask": make(self.config, inputs, None, cache, None, whole)}
+
+    def step_types(self, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        """Return which tokens are of pictures, of all since the first: a model whose pictures see
+        both ways asks it.
+        """
+        types = inputs.get("mm_token_type_ids")
+        if types is None or getattr(self.config, "use_bidirectional_attention", None) != "vision":
+            return {}
+        return {"mm_token_type_ids": torch.nn.functional.pad(types, (cache.get_seq_length(), 0))}
+
+    def to_halves(self, x: Tensor) -> Tensor:
+        """Return `[..., D]` with the features of each rotated pair half a key apart, as memories
+        expect them.
+        """
+        return x if self._layout is None else x[..., self._order(x)]
+
+    def from_halves(self, x: Tensor) -> Tensor:
+        """Undo `to_halves`."""
+        return x if self._layout is None else x[..., self._order(x).argsort()]
+
+    def _order(self, x: Tensor) -> Tensor:
+        assert self._layout is not None
+        return torch.cat((self._layout, torch.arange(len(self._layout), x.shape[-1]))).to(x.device)
+
+    def _find_layout(self, module: Any) -> Tensor | None:
+        """Return the order that puts rotated pairs half a key apart, `[R]` int64; None: they are.
+
+        Some models pair neighbours. The model's own rotation of a random key tells. ConfigError: it
+        is neither.
+        """
+        apply = getattr(module, "apply_rotary_pos_emb", None)
+        if apply is None or self._rotary is None:
+            return None
+        cos, sin = self.angles(torch.full((1, self.position_components), 3))
+        key = torch.randn(1, 1, 1, cos.shape[-1], generator=torch.Generator().manual_seed(0))
+        keys = (key, key) if "k" in signature(apply).parameters else (key,)
+        rotated = apply(*keys, cos[None], sin[None])
+        theirs = (rotated[1] if isinstance(rotated, tuple) else rotated)[0, 0, 0]
+        rows = torch.arange(len(theirs))
+        pairs = torch.cat((rows[::2], rows[1::2]))
+        for layout, order in ((None, None), (pairs, None), (pairs, pairs)):
+            own, angle = (rows if one is None else one for one in (layout, order))
+            ours = rotate(key[0, 0, 0, own], cos[0, angle], sin[0, angle])
+            if torch.allclose(ours, theirs[own], atol=1e-5):
+                self._angle_order = order
+                return layout
+        raise ConfigError(
+            f"{type(self._rotary).__name__} rotates keys in a way that no memory can undo"
+        )
+
+
+def _record(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tell a cache of ours where the tokens stand that a decoder is about to forward; the model
+    runs as before.
+    """
+    cache: Any = next((named[name] for name in _ARGUMENTS if named.get(name) is not None), None)
+    if not hasattr(cache, "record"):
+        return
+    ids = named.get("position_ids")
+    read = named["inputs_embeds"] if named.get("inputs_embeds") is not None else named["input_ids"]
+    # Of four rows the first counts tokens, for masks.
+    where = None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None]
+    cache.record(where, read.shape[1])

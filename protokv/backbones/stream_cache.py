@@ -1,0 +1,368 @@
+"""`StreamCache`: the layers of a decoder of transformers while it forwards tokens after a context.
+
+Layers with full attention (`StreamCacheLayer`) read the context, and the tokens since it was taken;
+all others are transformers' own. With `attn_implementation="protokv"` slots and their bias are read
+in place: this is the fast way. Our attention function finds the layer in an attribute of its keys,
+without arguments of the model, also in layers that share keys. With `sdpa` or `eager` a layer
+returns `[slots | new tokens]` and hands the bias to transformers' function.
+
+Letters: L layers, H KV heads, Hq query heads, n tokens since the context was taken, N slots, D head
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any, Final, Self
+from weakref import ref
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, GenerationMixin
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.integrations import sdpa_attention
+from transformers.masking_utils import sdpa_mask
+
+from protokv.backbones.decoder import LanguageDecoder
+from protokv.core.attention import ATTENTION_NAME, AttentionMasks, LayerTokenCache, TokenCache
+from protokv.core.context import Context, KVSegment
+from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_window_tensor
+from protokv.errors import ConfigError, StateCorrupt
+
+CACHE_ARGUMENT: Final = (
+    "cache"
+    if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else ("past_key_values")
+)
+"""The argument of a model that takes a cache; transformers renamed it in 5.24."""
+ATTENTION_HINT: Final = 'load the model with attn_implementation="protokv"'
+_LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
+
+
+class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
+    """A layer with full attention, as transformers calls it; keys and values are `[1, H, n, D]`."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, owner: StreamCache, number: int) -> None:
+        CacheLayerMixin.__init__(self)
+        super().__init__(number)
+        self.owner = owner
+
+    @property
+    def owner(self) -> StreamCache:
+        """The cache of the layer. It is not kept alive: a step on a device would stay until Python
+        looks for cycles.
+        """
+        owner = self._owner()
+        assert owner is not None, "the cache of this layer is gone"
+        return owner
+
+    @owner.setter
+    def owner(self, owner: StreamCache) -> None:
+        self._owner = ref(owner)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take dtype and device of the first tokens. ConfigError: no memory serves such keys and
+        values.
+        """
+        if key_states.shape[0] != 1:
+            why = (
+                "the cache holds one stream, and the model was given a batch of "
+                f"{key_states.shape[0]}"
+            )
+            raise ConfigError(why, hint="forward one stream at a time, without beams")
+        if key_states.shape[3] != value_states.shape[3]:
+            why = (
+                "keys and values of this model differ in size (latent attention), which no memory "
+                "serves"
+            )
+            raise ConfigError(why, hint="use a model with keys and values of one size")
+        self.dtype = key_states.dtype
+        self.device = key_states.device
+        self.is_initialized = True
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *_: Any,
+        kwargs: dict[str, Any] | None = None,
+        **__: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Take keys and values `[1, H, T, D]`; return what the layer attends to, `[1, H, N + n,
+        D]`.
+
+        Stock attention gets the bias of the slots through its arguments `kwargs`. ConfigError: it
+        does not, or no memory serves such keys and values.
+        """
+        if not self.is_initialized or key_states.shape[0] != 1:
+            self.lazy_initialization(key_states, value_states)
+        local = self.append(key_states, value_states)
+        if self.owner.reads_in_place:
+            keys = local[0][:]
+            setattr(keys, _LAYER, self)
+            return keys, local[1]
+        slots = self.owner.slots(self.number)
+        if slots is None:
+            return local
+        if kwargs is None:
+            raise ConfigError("this model hands no bias to its attention", hint=ATTENTION_HINT)
+        bias = torch.cat((slots.bias, slots.bias.new_zeros(slots.bias.shape[0], self.length)), 1)
+        groups = self.owner.query_heads // key_states.shape[1]
+        # Half precision has no number as low as `EMPTY_BIAS`.
+        bias = bias.clamp(min=torch.finfo(key_states.dtype).min / 2).to(key_states.dtype)
+        each = bias.repeat_interleave(groups, 0)[None, :, None]
+        kwargs["position_bias"] = each.expand(1, -1, key_states.shape[2], -1)
+        return torch.cat((slots.keys[None], local[0]), 2), torch.cat(
+            (slots.values[None], local[1]), 2
+        )
+
+    def reset(self) -> None:
+        """Forget the tokens since the last commit; transformers' name for it."""
+        self.clear()
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens came so far; more than are held."""
+        return self.owner.seen + self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys a mask has, and the place of the first in the stream."""
+        if not query_length and self.owner.seen:
+            why = (
+                "transformers took new tokens for a conversation that the cache has seen; use "
+                "cache.question(inputs)"
+            )
+            raise ConfigError(
+                why, hint="an attention_mask of the whole length tells it that they are new"
+            )
+        slots = self.owner.slots(self.number)
+        held = 0 if slots is None else slots.keys.shape[1]
+        return held + self.length + query_length, self.owner.seen - held
+
+    def get_max_length(self) -> int:
+        """Return -1: any number of tokens may come."""
+        return -1
+
+
+def _attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, n, D]`; returns
+    `[1, T, Hq, D]`.
+
+    Keys that no memory returned go to transformers' own function: those of sliding layers, of
+    vision towers, and of a model that is used without a memory. Nothing can be trained through
+    slots.
+    """
+    layer: StreamCacheLayer | None = getattr(key, _LAYER, None)
+    if layer is None:
+        out: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return out
+    mask = None if attention_mask is None else attention_mask[0, 0]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    with torch.no_grad():
+        attended = layer.owner.read_layer(layer, query[0], key[0], value[0], mask, scaling)
+    return attended.transpose(0, 1).unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention_forward)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+
+
+class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
+    """The layers of a decoder of transformers while tokens are forwarded after a context."""
+
+    reads_in_place = True
+    seen: int  # tokens before these, as masks count
+
+    def __init__(self, decoder: LanguageDecoder) -> None:
+        """Make the layers of a decoder. ConfigError: it has layers that no memory serves."""
+        self.decoder = decoder
+        config = decoder.config
+        layers: list[Any] = []
+        for layer in DynamicCache(config=config).layers:
+            own = type(layer) is DynamicLayer
+            if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
+                why = (
+                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can "
+                    "hold"
+                )
+                raise ConfigError(
+                    why,
+                    hint="use a model of which each layer has full, sliding or linear attention",
+                )
+            number = sum(isinstance(one, StreamCacheLayer) for one in layers)
+            layers.append(StreamCacheLayer(self, number) if own else layer)
+        TransformersCache.__init__(self, layers=layers)
+        if not self.memory_layers:
+            why = "none of its layers has full attention, so a memory has nothing to serve"
+            raise ConfigError(why, hint="use a checkpoint with layers of full attention")
+        named = getattr(config, "layer_types", None) or [""] * len(layers)
+        # Of each layer, and whether it shares the tokens of an earlier one.
+        self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
+        self.query_heads: int = config.num_attention_heads
+        self.context = Context()
+        self.masks = AttentionMasks()
+        self.seen = 0
+        # what transformers' own layers held when the tokens since then began
+        self._settled: dict[str, Tensor] = {}
+
+    @property
+    def memory_layers(self) -> list[StreamCacheLayer]:
+        """The layers that a memory serves."""
+        return [layer for layer in self.layers if isinstance(layer, StreamCacheLayer)]
+
+    def _fork_layer(self, layer: Any) -> Any:
+        """Return a copy of a layer; states that transformers writes in place are copied."""
+        other = super()._fork_layer(layer)
+        if isinstance(other, StreamCacheLayer):
+            other.owner = self
+            return other
+        self.form = None
+        for name, held in vars(layer).items():
+            if isinstance(held, dict):
+                fresh = {
+                    i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()
+                }
+                setattr(other, name, fresh)
+        return other
+
+    def settle(self) -> None:
+        """Forget the tokens, which the memory has taken; no number that is not finite stays in
+        other layers.
+        """
+        self.seen += self.length
+        super().settle()
+        if len(self.memory_layers) < len(self.layers):
+            self._settled = clean_layer_tensors(collect_layer_tensors(self.layers), self._settled)
+            _restore_layers(self.layers, self._settled, self.seen)
+
+    def take(self, other: Self, tokens: int = 0) -> None:
+        """Go on from a settled fork, or `tokens` later. Other layers' tensors are copied, in place
+        where sizes stay.
+        """
+        self.seen = other.seen + tokens
+        held = collect_layer_tensors(other.layers)
+        for name, one in held.items():
+            mine = self._settled.get(name) if self.form else None
+            held[name] = one.clone() if mine is None or mine.shape != one.shape else mine.copy_(one)
+        _restore_layers(self.layers, held, self.seen)
+        self._settled = collect_layer_tensors(self.layers)
+        # from here on it stays where it is
+        self.form = tuple(one.shape for one in self._settled.values()) or None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what layers hold that the memory does not serve; nothing if all have full
+        attention.
+        """
+        if len(self.memory_layers) == len(self.layers):
+            return {}
+        kinds = torch.tensor([tuple(map(int, row)) for row in self.kinds], dtype=torch.int32)
+        return {LAYER_KINDS: kinds} | collect_layer_tensors(self.layers)
+
+    def load_layers(
+        self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None
+    ) -> None:
+        """Take what `tensors` returned, on any device, to the devices of all layers of the model.
+
+        `seen` are the tokens before; None: as many as a window holds. StateCorrupt: another model
+        left it.
+        """
+        own = self.tensors()
+        if (own.get(LAYER_KINDS) is None) != (held.get(LAYER_KINDS) is None) or (
+            own and not torch.equal(own[LAYER_KINDS], held[LAYER_KINDS])
+        ):
+            raise StateCorrupt(f"state: tensor {LAYER_KINDS} is not that of this model")
+        try:
+            self._settled = {
+                name: one.to(devices[int(name.split(".")[1])])
+                for name, one in held.items()
+                if name != LAYER_KINDS
+            }
+            self.seen = _restore_layers(self.layers, self._settled, seen)
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            raise StateCorrupt("the state has layers that this model has not") from error
+
+    def to_halves(self, x: Tensor) -> Tensor:
+        """Return `[..., D]` with the features of rotated pairs half a key apart."""
+        return self.decoder.to_halves(x)
+
+    def slots(self, number: int) -> KVSegment | None:
+        """Return the slots of a layer that are to be read as keys; None: none are."""
+        return None
+
+
+def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
+    """Return the kind of a layer, and whether it shares the tokens of an earlier one; then only its
+    name tells.
+    """
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return LayerKind.LINEAR, False
+    if isinstance(layer, CacheLayerMixin):
+        return (LayerKind.SLIDING if layer.is_sliding else LayerKind.FULL), False
+    return (LayerKind.SLIDING if name.startswith("sliding") else LayerKind.FULL), True
+
+
+def collect_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
+    """Return what transformers' own layers hold, as `protokv.core.layers` names it; keys and values
+    `[H, n, D]`.
+    """
+    found: dict[str, Tensor] = {}
+    for i, layer in enumerate(layers):
+        if isinstance(layer, StreamCacheLayer):
+            continue
+        for name in ("keys", "values"):
+            held = getattr(layer, name, None)
+            if held is not None and held.numel():
+                found[f"layers.{i}.{name}"] = held[0]
+        for name in ("conv_states", "recurrent_states"):
+            states = getattr(layer, name, {})
+            found |= {
+                f"layers.{i}.{name}.{n}": held for n, held in states.items() if held is not None
+            }
+    return found
+
+
+def _restore_layers(
+    layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None
+) -> int:
+    """Give transformers' own layers what `collect_layer_tensors` returned; states, which they write
+    to, are copied.
+
+    Returns `seen`, tokens before these, as masks count; None: as many as a window holds. KeyError,
+    ValueError, IndexError, AttributeError: these layers hold nothing of that name, or a shorter
+    window.
+    """
+    for name, held in tensors.items():
+        _, number, kind, *rest = name.split(".")
+        layer = layers[int(number)]
+        if is_window_tensor(name):
+            if held.shape[1] >= layer.sliding_window:
+                raise ValueError(f"{name} is longer than the window")
+            if not layer.is_initialized:
+                layer.lazy_initialization(held[None], held[None])
+            setattr(layer, kind, held[None])
+            seen = held.shape[1] if seen is None else seen
+            layer.cumulative_length = seen
+            continue
+        states = getattr(layer, kind)
+        n = int(rest[0])
+        states[n] = held if held is states[n] else held.clone()
+        getattr(layer, f"is_{kind}_initialized")[n] = layer.has_previous_state[n] = True
+        if kind == "conv_states":
+            layer.conv_kernel_size[n] = held.shape[-1]
+        layer.dtype = held.dtype
+        layer.device = held.device
+    return seen or 0

@@ -1,0 +1,486 @@
+"""`protokv.Cache`: a stream in the shape that transformers calls, for any model that you hold.
+
+`commit` gives what was forwarded to the stream as one step. A fork shares the stream and keeps its
+own tokens, so asking changes nothing. What a model says of positions and angles is read in
+`protokv.backbones.decoder`. Letters: T tokens since the last commit, P position components; the
+others as in `protokv.backbones.stream_cache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from protokv.backbones.held import HeldModel
+from protokv.backbones.registry import wrap_model
+from protokv.backbones.stream_cache import (
+    ATTENTION_HINT,
+    CACHE_ARGUMENT,
+    StreamCache,
+    collect_layer_tensors,
+)
+from protokv.core.attention import ATTENTION_NAME
+from protokv.core.context import EMPTY_BIAS, Context, KVSegment
+from protokv.core.memory import Memory, SingleDeviceMemory
+from protokv.core.parts import PositionedStep
+from protokv.core.settings import check_sampled_fps
+from protokv.core.step import StepTokens, StreamClock
+from protokv.core.tensors import count_bytes
+from protokv.device.arrays import concat_rows
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories import DEFAULT_MEMORY, MemoryConfig
+from protokv.state.reader import load_state
+from protokv.state.store import StatePath
+from protokv.stream.opening import load
+from protokv.stream.session import Session
+from protokv.stream.stream import Stream, plain_tensors
+
+_STOCK: Final = ("sdpa", "eager")
+
+
+class Cache(StreamCache):
+    """The memory of a stream, in place of the cache of a model of transformers that you hold.
+
+    It holds `budget` tokens, whatever was seen. Layers with full attention read it; sliding, linear
+    and shared layers are transformers' own.
+
+    Example:
+        >>> import protokv
+        >>> cache = protokv.Cache(model, budget="6k")
+        >>> for step in steps:
+        ...     _ = model(**cache.step(step))
+        ...     cache.commit()
+        >>> answer = model.generate(**cache.question(question), max_new_tokens=8)
+
+        Asking changes nothing. The cache can be saved, and continues elsewhere to the same bytes:
+
+        >>> cache.save("talk.safetensors")
+        >>> again = protokv.Cache.load("talk.safetensors", model)
+        >>> again.seen == cache.seen
+        True
+
+    `cache.step(inputs)` adds the cache, a mask of the whole length and, for M-RoPE, positions to
+    what a processor returned; `cache.question(inputs)` does so with a fork. Both are what you would
+    write by hand:
+
+        model(**inputs, past_key_values=cache) model.generate(**inputs, attention_mask=torch.ones(1,
+        cache.seen + n), past_key_values=cache.fork())
+    """
+
+    # Positions `[T, P]` of what was forwarded since the last commit, and slots by layer, where they
+    # are read as keys.
+    _positions: list[Tensor]
+    _slots: list[KVSegment]
+    decoder: HeldModel
+
+    def __init__(
+        self,
+        model_or_config: Any,
+        budget: int | str = "6k",
+        memory: str | MemoryConfig = DEFAULT_MEMORY,
+        *,
+        sink: int = 4,
+        fps: float | None = None,
+        **settings: Any,
+    ) -> None:
+        """Make an empty cache; the memory is made at the first commit.
+
+        Args:
+            model_or_config: a model of transformers, or its config. Positions come from a model;
+                with a config they are taken to be consecutive.
+            budget: tokens kept, such as 6000 or "6k".
+            memory: which memory (`protokv.memories`), or its settings with its budget.
+            sink: how many of the first tokens are kept for ever, unless the first commit is a
+                prefix.
+            fps: sampled frames a second; None: the rate that the model was trained at.
+            settings: of the memory.
+
+        Raises:
+            ConfigError: a setting is wrong, or the model has layers or attention that no memory
+                serves.
+        """
+        held = HeldModel(model_or_config)
+        self._rate = held.default_fps if fps is None else fps
+        check_sampled_fps(self._rate)
+        self._sink = sink
+        config = choose_memory(memory, budget, settings)
+        self._open(Stream(held, config, held.new_cache(), self._make_clock(held)))
+
+    def _make_clock(self, held: HeldModel) -> StreamClock:
+        return StreamClock(0, 0.0, 0, 0, self._rate, held.frames_per_step)
+
+    def _open(self, stream: Stream) -> None:
+        """Hold the layers of a stream. ConfigError: no cache serves its memory or its attention."""
+        assert isinstance(stream.backbone, HeldModel)
+        _refuse_memory(stream.config)
+        super().__init__(stream.backbone)
+        self.stream = stream
+        self._positions = []
+        self.take(stream.cache)
+        self._read_memory()
+
+    def reset(self) -> None:
+        """Forget everything: the stream begins anew."""
+        held = self.decoder
+        self._open(Stream(held, self.config, held.new_cache(), self._make_clock(held)))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, of those since the last commit; ValueError if there are not so
+        many.
+        """
+        super().crop(tokens_to_remove)
+        if self._positions:
+            self._positions = [torch.cat(self._positions)[: self.length]]
+
+    @property
+    def config(self) -> MemoryConfig:
+        """The settings of the memory."""
+        return self.stream.config
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory; None before the first commit."""
+        return self.stream.memory if self.stream.begun else None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the memory has taken."""
+        return self.stream.clock.steps
+
+    @property
+    def next_position(self) -> int:
+        """One more than the highest position that was committed."""
+        return self.stream.clock.next_position
+
+    @property
+    def reads_in_place(self) -> bool:  # type: ignore[override]
+        """Whether the model attends with our function."""
+        return bool(self.decoder.config._attn_implementation == ATTENTION_NAME)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that it holds."""
+        local = [
+            held
+            for layer in self.memory_layers
+            for held in (layer.keys, layer.values)
+            if held is not None
+        ]
+        own = count_bytes(*local, *collect_layer_tensors(self.layers).values())
+        return own + (self.stream.state_bytes if self.stream.begun else 0)
+
+    @plain_tensors()
+    def commit(
+        self,
+        *,
+        prefix: bool = False,
+        coordinates: Tensor | None = None,
+        time_s: float | None = None,
+    ) -> None:
+        """Give what was forwarded since the last commit to the memory, as one step of the stream.
+
+        Args:
+            prefix: of the first commit: all of it is kept for ever, such as a system prompt.
+            coordinates: `[T, 2]` float32, (x, y) of each token in the picture, from 0 to 1; None:
+                the middle.
+            time_s: stream time of its first frame; None: the step follows the last one without a
+                gap.
+
+        Raises:
+            ConfigError: a prefix is not the first commit, the layers differ in size, or a fork is
+                no longer current.
+        """
+        if not (T := self.length):
+            return
+        self._check_current()
+        stream = self.stream
+        if prefix and stream.begun:
+            raise ConfigError(
+                "a prefix comes first, and the cache has steps already", hint="commit it as a step"
+            )
+        keys, values = self.read_all()
+        positions = self._read_positions(T).to(keys.device)
+        highest = int(positions.max())
+        if coordinates is None:
+            coordinates = torch.full((T, 2), 0.5, device=keys.device)
+        first = 0
+        clock = stream.clock
+        if not stream.begun:
+            first = T if prefix else min(self._sink, T)
+            self.decoder.learn(keys, [layer.device for layer in self.memory_layers])
+            stream.begin(keys[:, :, :first], values[:, :, :first])
+            sunk = int(positions[:first].max()) + 1 if first else 0
+            clock = stream.clock = replace(clock, next_position=sunk)
+        steps = []
+        if first < T:
+            start_s = clock.next_start_s if time_s is None else time_s
+            tokens = StepTokens(keys.new_empty(T - first, 0), (1, T - first))
+            after = clock.after(start_s, T - first, highest)
+            step = PositionedStep(tokens, positions[first:], coordinates[first:], (highest,), after)
+            steps.append(step)
+        self.settle()
+        stream.outside |= self.decoder.position_components > 1
+        stream.commit(steps, keys[:, :, first:], values[:, :, first:], self)
+        self._positions = []
+        self._read_memory()
+
+    def _read_positions(self, T: int) -> Tensor:
+        """Return where the tokens since the last commit stand, `[T, P]`: one after another where
+        nobody noted it.
+        """
+        if sum(map(len, self._positions)) != T:
+            return self._line(self.seen, T)
+        device = self._positions[-1].device
+        return torch.cat([one.to(device) for one in self._positions])
+
+    def _line(self, start: int, T: int) -> Tensor:
+        line = torch.arange(start, start + T)
+        return line[:, None].expand(-1, self.decoder.position_components)
+
+    @plain_tensors()
+    def fork(self, context: Context | None = None) -> Self:
+        """Return a cache for a question: it reads the same memory, and what it takes stays its own.
+
+        The next commit ends it. A fork that commits is the one that the stream goes on with.
+        """
+        other = super().fork(context)
+        other._positions = list(self._positions)
+        if self.memory is not None:
+            other._take_context(context or self.memory.recall())
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a cache with a memory of its own, which a stream may go on with; the model is not
+        copied.
+        """
+        other = self.fork()
+        other.stream = deepcopy(self.stream, memo)
+        other._read_memory()
+        return other
+
+    def save(self, path: StatePath) -> None:
+        """Write it as a state; the suffix chooses the form: `.safetensors`, `.zarr` or `.pt`.
+        StateError if it cannot.
+
+        ConfigError if tokens were forwarded since the last commit, or nothing was committed.
+        """
+        if not self.stream.begun or self.length:
+            raise ConfigError(
+                "only committed tokens are saved",
+                hint="call commit() first, and save before a question",
+            )
+        self.stream.save(path)
+
+    @classmethod
+    def load(cls, path: StatePath, model: Any) -> Self:
+        """Return a cache that goes on with a state, whether `save` or a session left it, with the
+        same model in the same dtype on any device.
+
+        StateError if nothing is there, it is damaged, or another model made it.
+        """
+        state = load_state(path)
+        held = HeldModel(model)
+        sink = state.tensors.get("sink.keys")
+        if sink is None or sink.ndim != 4:
+            raise StateCorrupt(f"{path}: tensor sink.keys is missing")
+        held.learn(sink)
+        held.settings = {name: one for name, one in state.settings.items() if name != "kind"}
+        cache = cls.__new__(cls)
+        cache._rate = state.clock.fps
+        cache._sink = sink.shape[2]
+        cache._open(Stream.restore(state, held))
+        return cache
+
+    def step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the model for new tokens of the stream:
+        `model(**cache.step(inputs))`.
+
+        `inputs` are of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and
+        pictures.
+        """
+        # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
+        kept = {name: value for name, value in _admit(inputs).items() if name != "attention_mask"}
+        return self._continue(kept)
+
+    def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments for a question, with a fork:
+        `model.generate(**cache.question(inputs))`.
+
+        transformers takes ids for new tokens if the mask is longer than they are, so it has the
+        whole length. Where a model has positions of several components, they follow what was
+        committed. `inputs` are as for `step`.
+        """
+        ids: Tensor = _admit(inputs)["input_ids"]
+        mask = torch.ones(
+            1, self.get_seq_length() + ids.shape[1], dtype=torch.int64, device=ids.device
+        )
+        return self.fork()._continue(dict(inputs) | {"attention_mask": mask})
+
+    def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(inputs) | self.decoder.step_types(inputs, self) | {CACHE_ARGUMENT: self}
+        if self.decoder.position_components > 1 and found.get("position_ids") is None:
+            ends = (int(one.max()) + 1 for one in self._positions if len(one))
+            start = max(self.next_position, *ends, 0)
+            found["position_ids"] = self.decoder.position_ids(inputs) + start
+        return found
+
+    def record(self, positions: Tensor | None, T: int) -> None:
+        """Note where `T` tokens are forwarded, `[T, P]`; None: one after another. The model's hook
+        calls it.
+        """
+        line = self._line(self.get_seq_length(), T) if positions is None else positions
+        self._positions.append(line)
+
+    @plain_tensors()
+    def slots(self, number: int) -> KVSegment | None:
+        """Return the slots in use of a layer, to be read as keys; None: there are none, or they are
+        read in place.
+        """
+        self._check_current()
+        if self.memory is None or self.reads_in_place:
+            return None
+        if not self._slots:
+            self._slots = self._read_slots()
+        return self._slots[number]
+
+    def _read_slots(self) -> list[KVSegment]:
+        """Return the slots in use of each layer; all layers have as many, for one mask serves them
+        all.
+        """
+        # A memory that chooses by the query is refused, so none is needed.
+        read = [
+            self.context.at(number, torch.empty(0)) for number in range(len(self.memory_layers))
+        ]
+        used = [
+            concat_rows([part.bias for part in parts], 1).gt(EMPTY_BIAS).any(0) for parts in read
+        ]
+        most = max(int(one.sum()) for one in used)
+        found = []
+        D = self.decoder.head_size
+        for parts, one in zip(read, used, strict=True):
+            some = one.int().argsort(descending=True, stable=True)[:most]
+            held = ([getattr(part, name) for part in parts] for name in ("keys", "values", "bias"))
+            keys, values, bias = (concat_rows(each, 1)[:, some] for each in held)
+            # In half precision attention keeps columns of the bias behind keys and values.
+            found.append(KVSegment(self.decoder.from_halves(keys[..., :D]), values[..., :D], bias))
+        shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
+        if shares and any(bool(one.bias.any()) for one in found):
+            why = "this model has layers that share keys, and stock attention hands them no bias"
+            raise ConfigError(why, hint=ATTENTION_HINT)
+        return found
+
+    def _read_memory(self) -> None:
+        """Read a memory that has changed. ConfigError: the attention of the model cannot."""
+        memory = self.memory
+        self._take_context(Context() if memory is None else memory.context())
+        self._check_attention()
+
+    def _take_context(self, context: Context) -> None:
+        self.context = context
+        self._clock = self.stream.clock
+        self._slots = []
+
+    def _check_current(self) -> None:
+        if self._clock is not self.stream.clock:
+            why = "the cache that this one was forked from has taken a step since"
+            raise ConfigError(why, hint="ask with a new fork")
+
+    def _check_attention(self) -> None:
+        """Refuse attention that cannot read the memory. ConfigError."""
+        name = self.decoder.config._attn_implementation
+        if name == ATTENTION_NAME:
+            return
+        if name not in _STOCK:
+            raise ConfigError(
+                f"the attention {name} takes no bias, so it cannot read a memory",
+                hint=ATTENTION_HINT,
+            )
+        if CACHE_ARGUMENT != "cache":
+            # Since 5.24 models hand the arguments of their attention function to the cache.
+            raise ConfigError(
+                f"the attention {name} takes a bias from transformers 5.24 on", hint=ATTENTION_HINT
+            )
+        if not self.config.memory.hides_recent:
+            why = (
+                f"{self.config.name} chooses by the query, which the attention {name} does not show"
+            )
+            raise ConfigError(why, hint=ATTENTION_HINT)
+
+
+def choose_memory(
+    memory: str | MemoryConfig, budget: int | str, settings: Mapping[str, Any]
+) -> MemoryConfig:
+    """Return the settings of a memory by its name, or as they are."""
+    if isinstance(memory, MemoryConfig):
+        return memory
+    return MemoryConfig.of(memory, budget=budget, **settings)
+
+
+@contextmanager
+def watching(
+    model: Any,
+    processor: Any,
+    budget: int | str = "6k",
+    memory: str | MemoryConfig = DEFAULT_MEMORY,
+    *,
+    fps: float | None = None,
+    state: StatePath | None = None,
+    **settings: Any,
+) -> Iterator[Session]:
+    """Watch with a model of transformers that you hold. Its attention is ours inside, and what it
+    was afterwards.
+
+    Args:
+        model: of pictures and text, on any device.
+        processor: of the model; its tokenizer will do if the files of the model are here.
+        budget: as of `Cache`.
+        memory: as of `Cache`.
+        fps: sampled frames a second; None: the rate that the model was trained at.
+        state: saved with the same model, goes on with its own memory and rate; None: a new stream.
+        settings: of the memory.
+
+    Raises:
+        ConfigError: a setting is wrong, the model is being trained, or no memory serves its
+            attention.
+        ModelError, StateError: as `load_backbone` and `load`.
+    """
+    config = choose_memory(memory, budget, settings)
+    backbone = wrap_model(model, processor)
+    text = model.config.get_text_config(decoder=True)
+    before = text._attn_implementation
+    try:
+        model.set_attn_implementation({"text_config": ATTENTION_NAME})
+        yield Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
+    finally:
+        model.set_attn_implementation({"text_config": before})
+
+
+def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(inputs, Mapping) or not {"input_ids", "inputs_embeds"} & set(inputs):
+        why = f"expected inputs of the model by name, with input_ids, got {type(inputs).__name__}"
+        raise ConfigError(
+            why, hint="give what a processor returns: processor(text=..., return_tensors='pt')"
+        )
+    return inputs
+
+
+def _refuse_memory(config: MemoryConfig) -> None:
+    """Refuse settings of a memory that needs a session, which sees more than keys and values.
+    ConfigError.
+    """
+    by_session = "protokv.Session keeps it, and so does `protokv ingest`"
+    if config.memory.select is not SingleDeviceMemory.select or config.listeners():
+        raise ConfigError(
+            f"the memory {config.name} reads more than keys and values", hint=by_session
+        )
+    for name, plain in (("positions", "stream"), ("recent_frames", 0)):
+        if getattr(config, name) != plain:
+            raise ConfigError(
+                f"{name}: a cache has {plain} only, not {getattr(config, name)}", hint=by_session
+            )
