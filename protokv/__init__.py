@@ -10,7 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from protokv import errors
+from protokv.version import __version__
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
@@ -34,6 +35,7 @@ __all__ = [
     "PaperConfig",
     "Session",
     "__version__",
+    "errors",
     "ingest",
     "ingest_events",
     "load",

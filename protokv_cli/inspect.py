@@ -86,14 +86,13 @@ def inspect(
     """
     out = output.open()
     with out.errors():
-        from protokv.fleet.plan import is_fleet_folder
-        from protokv.fleet.states import describe_fleet_states
+        from protokv.state.folder import describe_states, names_many_states
 
-        many = is_fleet_folder(state)
+        many = names_many_states(state)
         flags.refuse_contradictions(state, other, many)
         if many:
             out.show(
-                describe_fleet_states(state),
+                describe_states(state),
                 lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"),
             )
         elif flags.words:

@@ -105,9 +105,9 @@ def query(
         if not state:
             raise ConfigError("there is no state to ask", hint=_EXAMPLE)
         with clock.stage("imports"):
-            from protokv.fleet.plan import is_fleet_folder
+            from protokv.state.folder import names_many_states
 
-        many = is_fleet_folder(state)
+        many = names_many_states(state)
         check_options(
             (
                 answer.video and not answer.frames,
@@ -212,12 +212,11 @@ def _ask_many(
     answers: Answerer, place: str, questions: list[UserQuestion], ask: _AskFlags, model: ModelFlags
 ) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
-    from protokv.fleet.plan import find_fleet_states
-    from protokv.fleet.states import load_backbone_for_states
-    from protokv.stream.opening import open_session
+    from protokv.state.folder import find_states
+    from protokv.stream.opening import load_backbone_for_states, open_session
 
     out = answers.out
-    states = find_fleet_states(place)
+    states = find_states(place)
     failed = list[str]()
     answers.how.decoding()
     backbone = load_backbone_for_states(states, model.model, **model.placement)

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from protokv.backbones import identify_backbone
+from protokv.bucket import in_bucket
 from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import VideoJob, locate_fleet_state
@@ -24,12 +25,11 @@ from protokv.ingestion.events import IngestSummary, SourceNoted
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest_events
 from protokv.state.checkpoint import check_state_fits
+from protokv.state.folder import read_recorded_damage
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.sources import read_fingerprints
-from protokv.video import SourceDamage
 from protokv.video.address import source_kind
-from protokv.video.bucket import in_bucket
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import never_stop
 from protokv.words import find as words
@@ -275,14 +275,6 @@ def _is_changed(
     if choice in (words.SUBTITLES_AUTO, words.SUBTITLES_OFF):
         return before.get("kind") == "file" or (choice == words.SUBTITLES_OFF and before != {})
     return words.shorten_language(str(before.get("language", ""))) != words.shorten_language(choice)
-
-
-def read_recorded_damage(header: StateHeader) -> str:
-    """Return the damage of the last source of a state, or of its subtitles; empty if all was
-    read.
-    """
-    lost = words.read_recorded_subtitles(header.source).get("lost")
-    return SourceDamage.from_dict((header.source or {}).get("damage")).message or str(lost or "")
 
 
 def _check_settings(

@@ -15,7 +15,7 @@ from protokv.ingestion.options import IngestOptions
 from protokv.state.thumbnails import Thumbnails
 from protokv.stream.session import Session
 from protokv.video import Source, open_source, read_steps
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 from protokv.words.find import find_subtitles, name_subtitles
 from protokv.words.transcript import MOST_TRANSCRIPT_BYTES, Transcript
 

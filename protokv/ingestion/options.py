@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
@@ -20,7 +20,7 @@ from protokv.stream.opening import load_recorded_backbone
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
 from protokv.video.source import SourceSlice
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 
 DEFAULT_MODEL = "protokv/mini"
 """The model where none is named."""
@@ -240,3 +240,31 @@ class IngestOptions:
         """
         whole = not self.start_s and self.duration_s is None
         return video if whole else SourceSlice(video, self.start_s, self.duration_s)
+
+
+class IngestSettings(TypedDict, total=False):
+    """The fields of `IngestOptions` but `config` as keywords: an editor knows their types."""
+
+    backbone: Backbone | str | None
+    device: str
+    dtype: str | None
+    device_map: str | None
+    quantization: str | None
+    revision: str | None
+    frame_tokens: int | None
+    system: str | None
+    fps: float | None
+    start_s: float
+    duration_s: float | None
+    decoder: Decoder
+    max_frame_pixels: int | None
+    subtitles: str
+    transcribe: str | None
+    every: Every | None
+    keep: int | None
+    append: bool
+    overwrite: bool
+    thumbnails: int
+    chunk: int | None
+    ask: tuple[StandingQuestion, ...]
+    live: LiveOptions

@@ -28,7 +28,7 @@ from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, SourceDamage, read_steps
 from protokv.video.sampling import VideoStep
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 from protokv.words.find import name_subtitles, read_recorded_subtitles
 from protokv.words.transcript import check_memory_takes_words
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from protokv.memories.paper.rule import ContinuityConfig as ContinuityConfig
     from protokv.memories.paper.rule import PaperConfig as PaperConfig
     from protokv.memories.rekv import ReKVConfig as ReKVConfig
+    from protokv.memories.reservoir import FirstTokensConfig as FirstTokensConfig
+    from protokv.memories.reservoir import RandomTokensConfig as RandomTokensConfig
     from protokv.memories.window import SlidingWindowConfig as SlidingWindowConfig
 
 _MEMORIES = {
@@ -39,6 +41,8 @@ _MEMORIES = {
     "rekv": ("rekv", "ReKVConfig"),
     "dycoke": ("dycoke", "DyCokeConfig"),
     "last-frames": ("last_frames", "LastFramesConfig"),
+    "first-tokens": ("reservoir", "FirstTokensConfig"),
+    "random": ("reservoir", "RandomTokensConfig"),
     "sliding-window": ("window", "SlidingWindowConfig"),
     "full": ("full", "FullConfig"),
 }

@@ -1,10 +1,12 @@
 """`KVCompressionMemory`: exact tokens that are compressed when the next step would exceed the
 budget.
 
-Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `_KeptTokens` has the
-slots of the budget, `[far | near | free]`: far tokens were chosen by each layer or head for itself,
-near tokens are whole steps, the same in all heads. Both are in stream order. The border between
-them moves; the shape does not.
+Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `KeptTokensMemory`
+serves memories that never compress, too (`reservoir`).
+
+`_KeptTokens` has the slots of the budget, `[far | near | free]`: far tokens were chosen by each
+layer or head for itself, near tokens are whole steps, the same in all heads. Both are in stream
+order. The border between them moves; the shape does not.
 """
 
 from __future__ import annotations
@@ -46,10 +48,8 @@ class KVCompressionConfig(MemoryConfig):
         return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
-class KVCompressionMemory(SingleDeviceMemory):
-    """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the
-    config.
-    """
+class KeptTokensMemory(SingleDeviceMemory):
+    """At most M exact tokens a layer and KV head. A subclass says which tokens stay."""
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
@@ -65,6 +65,30 @@ class KVCompressionMemory(SingleDeviceMemory):
     def parts(self) -> Sequence[StateTensors]:
         """Return the kept tokens besides."""
         return (*super().parts(), self._kept)
+
+    def context(self) -> Context:
+        """Return all slots; the far ones hold the tokens that layers or heads chose for
+        themselves.
+        """
+        none = torch.zeros(
+            0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device
+        )
+        context = self._slots.context(none, lambda: self._kept.positions)
+        begin = context.far.start
+        return replace(context, far=slice(begin, begin + self._kept.far))
+
+    def report(self) -> dict[str, Any]:
+        """Return the number of near and far tokens, and the oldest step that any of them is
+        from.
+        """
+        kept = self._kept
+        counts = {"near_tokens_in_use": sum(kept.lengths), "far_tokens_in_use": kept.far}
+        oldest = int(kept.step[:, :, 0].min()) if kept.lengths else None
+        return counts | {"oldest_step": oldest} | super().report()
+
+
+class KVCompressionMemory(KeptTokensMemory):
+    """A memory of exact tokens whose compressions keep `compressed_tokens` of the config."""
 
     @abstractmethod
     def _compress(self, keep: int) -> None:
@@ -89,26 +113,6 @@ class KVCompressionMemory(SingleDeviceMemory):
         """Return how many tokens a compression keeps so that a step of `tokens` fits."""
         keep: int = min(self._config.compressed_tokens, max(0, self._config.budget - tokens))
         return keep
-
-    def context(self) -> Context:
-        """Return all slots; the far ones hold the tokens that layers or heads chose for
-        themselves.
-        """
-        none = torch.zeros(
-            0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device
-        )
-        context = self._slots.context(none, lambda: self._kept.positions)
-        begin = context.far.start
-        return replace(context, far=slice(begin, begin + self._kept.far))
-
-    def report(self) -> dict[str, Any]:
-        """Return the number of near and far tokens, and the oldest step that any of them is
-        from.
-        """
-        kept = self._kept
-        counts = {"near_tokens_in_use": sum(kept.lengths), "far_tokens_in_use": kept.far}
-        oldest = int(kept.step[:, :, 0].min()) if kept.lengths else None
-        return counts | {"oldest_step": oldest} | super().report()
 
 
 class ScoredMemory(KVCompressionMemory):
@@ -194,8 +198,15 @@ class _KeptTokens(StateTensors):
             held[:, :, slots] = given
         self.step[:, :, slots] = step.step
         self._bias[:, :, slots] = 0.0
-        self.lengths.append(T)
+        if T:
+            self.lengths.append(T)
         self.last_step = step.step
+
+    def keep_(self, index: Tensor) -> None:
+        """Keep the tokens `index` `[n]` int64, increasing, in all layers and heads alike."""
+        for part in self.parts:
+            part[:, :, : len(index)] = part[:, :, index]
+        self.truncate(len(index), [])
 
     def newest_within(self, keep: int) -> list[int]:
         """Return the length of the newest near step, if it has at most `keep` tokens."""

@@ -26,11 +26,11 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv import __version__
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, StateError, StateMismatch, escape_text
+from protokv.version import __version__
 
 FORMAT_VERSION = 1
 

@@ -22,7 +22,6 @@ import msgspec
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, escape_text
 from protokv.state.header import StateHeader
-from protokv.video import SourceDamage
 
 # The newest gaps and anchors of a live source are kept; differences below `_STEADY_S` are
 # adjustments of a clock.
@@ -133,6 +132,9 @@ def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
     `complete` (watched to its end) and `damage`: None, or `message`, `frames_lost`,
     `frames_damaged` and `lost_from_s` (source time).
     """
+    # A question needs no video.
+    from protokv.video import SourceDamage
+
     records = _convert(list_state_sources(header), tuple[_Record, ...])
     found = []
     for record, after in zip(records, (*records[1:], None), strict=True):

@@ -23,6 +23,12 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from protokv.bucket import (
+    explain_bucket_errors,
+    fetch_bucket_file,
+    list_by_prefix,
+    open_bucket,
+)
 from protokv.errors import (
     ConfigError,
     SourceError,
@@ -43,7 +49,7 @@ from protokv.state.commit import (
     make_state_not_found,
     recover_state,
 )
-from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
+from protokv.state.forms import SafetensorsForm, StateForm, StoredState
 from protokv.state.header import (
     HEADER_KEY,
     MOST_HEADER_BYTES,
@@ -52,16 +58,10 @@ from protokv.state.header import (
     seal_header,
     unseal_header,
 )
+from protokv.state.pt import PtForm
 from protokv.state.sources import is_earlier_state, is_same_stream, read_fingerprints
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_invalid_character
-from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.bucket import (
-    explain_bucket_errors,
-    fetch_bucket_file,
-    list_by_prefix,
-    open_bucket,
-)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
@@ -391,6 +391,9 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
     suffix = find_state_suffix(path)
     outside = is_remote_state(path)
     if to_read and suffix is None and not outside:
+        # A state needs no video.
+        from protokv.video.address import VIDEO_SUFFIXES
+
         if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
             watch = (
                 f"watch it first: protokv ingest {path}; it writes "

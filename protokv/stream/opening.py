@@ -7,13 +7,14 @@ name of the model is untrusted data; `load_recorded_backbone` says which names a
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached_model, find_packaged_models
 from protokv.core.backbone import Backbone
-from protokv.errors import ConfigError, ModelError, escape_text
+from protokv.errors import ConfigError, ModelError, StateError, escape_text
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.store import StatePath
@@ -130,3 +131,28 @@ def _load(
             f"{shlex.quote(escape_text(named))}{option}"
         ),
     )
+
+
+def load_backbone_for_states(
+    states: Iterable[str],
+    name: str | None,
+    revision: str | None = None,
+    *,
+    device: str,
+    device_map: str | None,
+) -> Backbone:
+    """Load the model of the first readable state; arguments as for `load_recorded_backbone`.
+
+    StateError: no state can be read; the first reason is given. ModelError: the model cannot be
+    loaded.
+    """
+    reasons = list[StateError]()
+    for state in states:
+        try:
+            header = StateReader.open(state).header
+            return load_recorded_backbone(
+                header, name, revision, device=device, device_map=device_map
+            )
+        except StateError as error:
+            reasons.append(error)
+    raise reasons[0]

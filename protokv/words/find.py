@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from protokv.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
-from protokv.video.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
 from protokv.words.cues import Subtitles, make_cues

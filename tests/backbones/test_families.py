@@ -300,7 +300,7 @@ def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> Non
     sampling = still | {
         "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 384}}
     }
-    rows = [
+    rows: list[tuple[dict[str, Any], bool, int]] = [
         (sampling, False, 384),
         (sampling, True, 384),
         (still, False, 512),

@@ -140,6 +140,8 @@ def read_to_the_end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Return the rest of stdout and stderr once the process has ended; its stderr fits into a
     page.
     """
+    assert process.stdout
+    assert process.stderr
     out = process.stdout.read()
     err = process.stderr.read()
     process.wait(timeout=120)

@@ -174,6 +174,7 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     )
     with protokv.start(*command, new_session=True) as process:
         # A slow machine says meanwhile how far it is.
+        assert process.stdout
         while (first := json.loads(process.stdout.readline()))["type"] == "progress":
             pass
         assert first["key"] == "one"

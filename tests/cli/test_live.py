@@ -16,7 +16,7 @@ from protokv.memories import DurableConfig
 from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import EventPrinter
 from tests.cameras import EPOCH, World, gone
-from tests.cli.conftest import Program, wait_for_commit
+from tests.cli.conftest import Program, read_to_the_end, wait_for_commit
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 
@@ -29,7 +29,7 @@ TICKS = [40 * i for i in range(200)]
 def camera(tmp_path: Path, mocked: None) -> Path:
     path = tmp_path / "camera.safetensors"
     world = World(*map(list, SCRIPTS))
-    options = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
+    options: dict[str, Any] = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
     with world.source("rtsp://admin:s3cret@camera/1") as source:
         list(
             ingest_events(
@@ -88,13 +88,14 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(
     with embedded.start(
         "ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s"
     ) as process:
-        process.stdin.buffer.write(data)
-        process.stdin.buffer.flush()
+        pipe: Any = process.stdin
+        pipe.buffer.write(data)
+        pipe.buffer.flush()
         wait_for_commit(process)
         # The pipe stays open, and nothing more comes.
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == ExitCode.TERMINATED
-        assert "Continue with the same command" in process.stderr.read()
+        assert "Continue with the same command" in read_to_the_end(process)[1]
     assert (tmp_path / "s.safetensors").exists()
 
 

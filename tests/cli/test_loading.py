@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import reload
@@ -167,3 +169,34 @@ def test_each_state_is_made_and_asked_with_the_revision_that_it_records(
             "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG, env=environment
         )
         assert "its backbone.weights_digest is" in wrong.err
+
+
+# What a command has imported, as its last line.
+_SHOW_ROOMS = """
+import sys
+from protokv_cli.main import app
+try:
+    app()
+finally:
+    print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if "protokv." in name}))
+"""
+
+
+@pytest.mark.parametrize("at", ["clip.safetensors", "."])
+def test_a_question_imports_neither_what_watches_nor_what_reads_videos(
+    protokv: Program, watched: Callable[..., Path], at: str
+) -> None:
+    shutil.copy(watched(), protokv.folder / "clip.safetensors")
+    command = [sys.executable, "-c", _SHOW_ROOMS, "query", "--state", at, "what ?"]
+    done = subprocess.run(
+        command,
+        env=protokv.environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=protokv.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    rooms = done.stdout.splitlines()[-1].split()
+    assert "protokv.state" in rooms
+    assert not {"protokv.ingestion", "protokv.video", "protokv.fleet"} & {*rooms}

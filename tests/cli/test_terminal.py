@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -58,8 +60,7 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     # Nothing of the bar is left.
     _, share, *last = seen.lines()
     assert share == "the budget keeps 1/3 of the video"
-    last = " ".join(last)
-    assert last.startswith("ask it: protokv query --model ")
+    assert " ".join(last).startswith("ask it: protokv query --model ")
 
 
 def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted(
@@ -97,7 +98,7 @@ def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(
 EVIL = (
     "\x1b]0;owned\x07\x1b[2K\x9b31m\u202egpj.\u2066[bold red]x[/bold red][/nothing]:warning:\r\x08"
 )
-DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+DANGEROUS: Any = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def obeyed(text: str) -> set[str]:
@@ -105,7 +106,29 @@ def obeyed(text: str) -> set[str]:
     return {c for c in text if unicodedata.category(c) in DANGEROUS and c not in "\n\t\u200c\u200d"}
 
 
-@given(st.text(), st.text(st.characters(exclude_categories=sorted(DANGEROUS))))
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "cp437"])
+def test_a_name_outside_of_the_encoding_of_stdout_is_escaped(encoding: str) -> None:
+    name = "talk \u89c6\u9891 \U0001f3a5.mp4"
+    code = f"""
+from protokv_cli.output import Output
+from protokv_cli.process import run_and_exit
+def show():
+    Output(as_json=True).record({{"source": {name!r}}})
+    Output(as_json=False).record({{"source": {name!r}}})
+    Output().note({name!r})
+run_and_exit(show)
+"""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
+    row, shown = done.stdout.decode("ascii").splitlines()
+    assert json.loads(row) == {"source": name}
+    assert r"\u89c6\u9891 \U0001f3a5" in shown
+    assert r"\u89c6" in done.stderr.decode("ascii")
+
+
+@given(st.text(), st.text(st.characters(exclude_categories=DANGEROUS)))
 def test_nothing_that_a_terminal_obeys_is_left_and_other_text_stays_unchanged(
     text: str, printable: str
 ) -> None:

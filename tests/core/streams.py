@@ -1,11 +1,12 @@
 """Streams of random steps and a plain rotary embedding, for all tests of memories."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, float32
 
-from protokv.core.context import EMPTY_BIAS, Context, PositionFacts
+from protokv.core.context import EMPTY_BIAS, Context, PositionFacts, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.rotary import PreciseRotary, rotate, unrotate
 from protokv.core.step import StepKV
@@ -108,9 +109,9 @@ def shape_of(
     return MemoryShape(layers, heads, size, components, sink, dtype, torch.device("cpu"))
 
 
-def small_config(budget: int = 29, **changes: object) -> PaperConfig:
+def small_config(budget: int = 29, **changes: Any) -> PaperConfig:
     """The paper's rules in a size where a short stream fills, evicts, ages, merges and recycles."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "pseudo_tokens": 2,
         "idle_steps": 4,
         "subquantizers": 2,
@@ -121,9 +122,9 @@ def small_config(budget: int = 29, **changes: object) -> PaperConfig:
     return PaperConfig(budget=budget, **(defaults | changes))
 
 
-def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
+def small_durable(budget: int = 29, **changes: Any) -> DurableConfig:
     """The default memory in such a size, its centres in float32."""
-    return DurableConfig(budget=budget, **({"center_bits": 32} | changes))
+    return DurableConfig(budget=budget, **{"center_bits": 32, **changes})
 
 
 def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:
@@ -159,10 +160,17 @@ def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Positio
     return PositionFacts(precise, origin, 2**18, moving)
 
 
+def slots_of(memory: Memory) -> SlotContext:
+    """What a new step attends to, of a memory that shows it as slots."""
+    context = memory.context()
+    assert isinstance(context, SlotContext)
+    return context
+
+
 def copy_of(memory: Memory | Session) -> dict[str, Tensor]:
     """The state, safe from later steps."""
     return {name: tensor.clone() for name, tensor in memory.tensors().items()}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

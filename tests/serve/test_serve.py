@@ -191,7 +191,7 @@ def test_a_bad_request_is_refused_in_a_line(change: Any, text: str, running: str
     with client(running) as one, pytest.raises(openai.APIStatusError, match=text) as caught:
         one.chat.completions.create(**asked)
     assert caught.value.status_code == (404 if "model" in change else 400)
-    assert "\n" not in caught.value.body["message"]  # type: ignore[index]
+    assert "\n" not in caught.value.body["message"]
 
 
 def browse(folder: Path, host: str = "localhost", **options: Any) -> TestClient:
@@ -341,7 +341,11 @@ SITES = [
     )
 ]
 SITES += [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}]
-OWN = ({}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"})
+OWN: tuple[dict[str, str], ...] = (
+    {},
+    {"sec-fetch-site": "same-origin"},
+    {"sec-fetch-site": "none"},
+)
 REFUSED = (
     [{"host": host} for host in ELSEWHERE]
     + [{"host": "localhost", **site} for site in SITES]
@@ -384,7 +388,11 @@ def test_a_token_counts_only_as_bearer_and_only_once() -> None:
 def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
     state = folder / "door.safetensors"
     elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
-    links = {"inner": state, "outer": elsewhere / state.name, "loop": "loop.safetensors"}
+    links: dict[str, str | Path] = {
+        "inner": state,
+        "outer": elsewhere / state.name,
+        "loop": "loop.safetensors",
+    }
     for name, target in links.items():
         (folder / f"{name}.safetensors").symlink_to(target)
     for name in ("linked", "linked.zarr"):

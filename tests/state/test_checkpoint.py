@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,12 +64,15 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
     ids=["settings without sense", "tensors of other settings", "clock of another model"],
 )
 def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(
-    field, change, named, tiny: Backbone
+    field: str, change: dict[str, Any], named: str, tiny: Backbone
 ) -> None:
     state = watched(tiny, CONFIGS["durable"], 0, 3).make_state()
-    changed = {**state.memory, **change} if field == "memory" else replace(state.clock, **change)
+    if field == "memory":
+        state = replace(state, memory={**state.memory, **change})
+    else:
+        state = replace(state, clock=replace(state.clock, **change))
     with pytest.raises(StateCorrupt, match=named):
-        Session.restore(replace(state, **{field: changed}), tiny)
+        Session.restore(state, tiny)
 
 
 @pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])

@@ -122,8 +122,9 @@ def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None
         20: 0.04,
         30: LEAST_STEP_SHARE / 2,
     }
+    share: Any = pytest.approx(0.4 + LEAST_STEP_SHARE + 0.001)
     assert find_evidence_spans(shares, 2.0) == (
-        EvidenceSpan(6.0, 14.0, pytest.approx(0.4 + LEAST_STEP_SHARE + 0.001)),
+        EvidenceSpan(6.0, 14.0, share),
         EvidenceSpan(18.0, 20.0, 0.2),
         EvidenceSpan(24.0, 26.0, 0.05),
     )
@@ -147,16 +148,16 @@ def test_a_position_tells_the_step_that_stands_there(
     if per_second is not None and 1 / per_second > step_s:
         pytest.skip("several steps stand at one position")
     clock = StreamClock(100, 100 * step_s, 0, 100, 2 / step_s, 2)
-    step = SimpleNamespace(grid=(2, 3), words=0)
+    step: Any = SimpleNamespace(grid=(2, 3), words=0)
     model: Any = SimpleNamespace(
         _tokens_per_second=per_second, device=torch.device("cpu"), prefix_ids=[0] * 5
     )
     model.time_within = partial(GridBackbone.time_within, model)
     for index in range(100):
-        where = {"origin": 5, "start": 5, "index": index, "time_s": index * step_s}
-        times = GridBackbone.stream_times(
-            model, GridBackbone.step_positions(model, step, **where).positions, clock
+        placed = GridBackbone.step_positions(
+            model, step, origin=5, start=5, index=index, time_s=index * step_s
         )
+        times = GridBackbone.stream_times(model, placed.positions, clock)
         assert ((times / clock.step_seconds + 1e-6).floor() == index).all()
 
 

@@ -1,11 +1,13 @@
 """Damaged files: every readable frame is given, every lost one is counted and dated."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import av
 import pytest
 
 from protokv.video import open_source, read_steps
+from protokv.video.registry import Decoder
 from tests.video.conftest import DECODERS, Clip, number_in, write
 
 
@@ -28,8 +30,8 @@ def with_rubbish(source: Path, target: Path, number: int) -> Path:
     ("name", "number"), [("constant rate", 13), ("constant rate", 60), ("jpeg", 30)]
 )
 def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
-    decoder, name, number, make_clip, tmp_path
-):
+    decoder: Decoder, name: str, number: int, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     clip = make_clip("every frame a key frame" if name == "jpeg" else name)
     path = with_rubbish(clip, tmp_path / f"x{clip.suffix}", number)
     with open_source(path, decoder) as source:
@@ -50,8 +52,8 @@ def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
-    decoder, make_clip, tmp_path
-):
+    decoder: Decoder, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", 12)
     with open_source(path, decoder) as source:
         frames = [(f.time_s, number_in(f.image)) for f in source.frames()]
@@ -63,8 +65,8 @@ def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(("kind", "part"), [("mp4", 0.35), ("mkv", 0.8)])
 def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(
-    decoder, kind, part, tmp_path
-):
+    decoder: Decoder, kind: str, part: float, tmp_path: Path
+) -> None:
     clip = Clip(
         [40 * i for i in range(100)],
         mux={"movflags": "faststart"} if kind == "mp4" else {},

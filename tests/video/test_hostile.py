@@ -4,6 +4,7 @@ in mid-file.
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def jumping_mkv(path: Path) -> None:
     ("make", "length_s"), [(jumping_mp4, UNEVEN[-1] / 1000), (jumping_mkv, 10.0)]
 )
 def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
-    make, length_s, tmp_path
-):
+    make: Callable[[Path], None], length_s: float, tmp_path: Path
+) -> None:
     path = tmp_path / f"x.{make.__name__[-3:]}"
     make(path)
     with open_source(path) as source:
@@ -62,7 +63,7 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
         assert list(read_steps(source, 2.0, 2))[-1].time_s <= length_s + 1
 
 
-def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
+def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     path = write(
         Clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"}),
@@ -96,7 +97,7 @@ def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
     assert int(grown_mib) < 150, out.stdout
 
 
-def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
+def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path: Path) -> None:
     first = write(Clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
     later = write(
         Clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts"
@@ -117,10 +118,12 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
         "protokv.video.av_source.convert_frame_to_rgb",
     ],
 )
-def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
+def test_an_error_while_opening_or_converting_is_a_source_error(
+    broken: str, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_clip("constant rate")
 
-    def fail(*_, **__):
+    def fail(*_: object, **__: object) -> None:
         raise IndexError("out of range")
 
     monkeypatch.setattr(broken, fail)

@@ -12,6 +12,7 @@ from PIL import Image
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source
+from protokv.video.registry import Decoder
 from tests.video.conftest import DECODERS, Clip, burn, number_in, write
 
 PLAYLIST = (
@@ -40,7 +41,7 @@ SEQUENCE = ("pat%03d.jpg", "pat%03d.mp4")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("others")
     write(Clip([40 * i for i in range(50)], suffix="ts"), made / "other.ts")
     os.mkfifo(made / "other.pipe")
@@ -61,7 +62,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_what_names_other_files_is_refused_in_one_line(decoder, folder):
+def test_what_names_other_files_is_refused_in_one_line(decoder: Decoder, folder: Path) -> None:
     for name in TEXTS:
         with pytest.raises(SourceUnreadable) as caught:
             open_source(folder / name, decoder)
@@ -69,7 +70,7 @@ def test_what_names_other_files_is_refused_in_one_line(decoder, folder):
         assert "\n" not in caught.value.message
 
 
-def test_a_picture_named_like_a_sequence_is_read_and_its_neighbours_are_not(folder):
+def test_a_picture_named_like_a_sequence_is_read_and_its_neighbours_are_not(folder: Path) -> None:
     with open_source(folder / SEQUENCE[0]) as source:
         assert [number_in(frame.image) for frame in source.frames()] == [1]
 
@@ -90,9 +91,9 @@ for decoder in sys.argv[2:]:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("name", [*TEXTS, *SEQUENCE, "both.ts", "other.ts"])
-def test_no_other_file_and_no_connection_is_opened(name, folder, tmp_path):
+def test_no_other_file_and_no_connection_is_opened(name: str, folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = [
+    command: list[str | Path] = [
         "strace",
         "-f",
         "-qq",

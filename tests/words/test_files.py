@@ -182,7 +182,9 @@ def test_what_holds_no_line_is_one_error(data: bytes, tmp_path: Path) -> None:
         ("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000, 1, "only its first"),
     ],
 )
-def test_what_is_missing_or_beyond_a_bound_is_said(text, n, lost, tmp_path, monkeypatch):
+def test_what_is_missing_or_beyond_a_bound_is_said(
+    text: str, n: int, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "MOST_TRACK_LINES", 5)
     monkeypatch.setattr(files, "MOST_CHARACTERS", 10_000)
     (tmp_path / "x.vtt").write_text(text)

@@ -8,8 +8,7 @@ The streams of `measure.py` and its questions about content, under `durable` (me
 `infinipot-v` (prunes), at four budgets. A head of the layer that reads memory *holds* the evidence
 if one of its slots is anchored in the time at which the evidence was visible: the newest token of
 the slot is of that event. The answer *attends to* the evidence if one of its moments overlaps with
-that time.
-"""
+that time."""
 
 from __future__ import annotations
 

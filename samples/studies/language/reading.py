@@ -6,8 +6,7 @@ from that of encoding.
 The arguments are tokens, seed and steps a paragraph of a stream, and memories with their settings.
 The full cache reads the stream; each memory is given what it made of every step, and is asked. Each
 row is a JSON object: nats early, in the middle and late, and on unseen text divergence from and
-agreement with the full cache.
-"""
+agreement with the full cache."""
 
 from __future__ import annotations
 

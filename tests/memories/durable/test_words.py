@@ -127,6 +127,7 @@ def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
     )
     segments = shown.at(0, torch.zeros(2, 1, 8))
     assert [segment.keys.shape[1] for segment in segments] == [shape.sink_tokens + 22 + 10, 8]
+    assert shown.next_position is not None
     assert int(shown.next_position) <= shape.sink_tokens + 41
 
 

@@ -88,10 +88,10 @@ def test_a_path_of_annotations_never_leaves_the_folder(tmp_path: Path) -> None:
     inside.parent.mkdir(parents=True)
     for path in (tmp_path / "outside.mp4", inside):
         path.write_bytes(b"x")
-    for path in ("../outside.mp4", str(tmp_path / "outside.mp4"), ""):
-        assert find_dataset_video(root, path) is None
-    for path in ("/data/elsewhere/videos/inside.mp4", "inside", "inside.mkv"):
-        assert find_dataset_video(root, path) == inside
+    for name in ("../outside.mp4", str(tmp_path / "outside.mp4"), ""):
+        assert find_dataset_video(root, name) is None
+    for name in ("/data/elsewhere/videos/inside.mp4", "inside", "inside.mkv"):
+        assert find_dataset_video(root, name) == inside
 
 
 def test_types_of_rvs_are_joined_by_question_and_answer_and_by_the_video_of_several(

@@ -14,10 +14,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+from xml.etree import ElementTree
 
-from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, escape_text
+from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable, escape_text
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -29,6 +32,8 @@ _HINT = (
     "if you set it"
 )
 _CHUNK_BYTES = 8 << 20
+_ENDPOINT = re.compile(r"(AWS|AZURE|GOOGLE)_\w*ENDPOINT\w*")
+_NO_KEY = "no key with an empty part, `.` or `..` between slashes can be read"
 
 
 def in_bucket(address: str | os.PathLike[str]) -> bool:
@@ -39,7 +44,8 @@ def in_bucket(address: str | os.PathLike[str]) -> bool:
 def open_bucket(address: str) -> tuple[ObjectStore, str]:
     """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
 
-    SourceUnreadable: the address names no bucket, or the extra is not installed.
+    SourceUnreadable: the address names no bucket, or the extra is not installed. ConfigError: an
+    endpoint in the environment is no address.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -51,10 +57,40 @@ def open_bucket(address: str) -> tuple[ObjectStore, str]:
     except ImportError as error:
         why = f"{address} is in an object store, and {error.name} is not installed"
         raise SourceUnreadable(why, hint="pip install 'protokv[object-store]'") from error
+    _check_endpoints()
     scheme, bucket, rest = match.groups()
     kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[scheme]
     # An endpoint of http:// was named on purpose.
     return kind(bucket, client_options={"allow_http": True}), rest
+
+
+def _check_endpoints() -> None:
+    """Refuse an endpoint that is no address: obstore would panic. Its value may hold a password."""
+    for name in filter(_ENDPOINT.fullmatch, os.environ):
+        try:
+            found = urlsplit(value := os.environ[name])
+            good = found.scheme in ("http", "https") and found.hostname and " " not in value
+            # This raises for a port that cannot be.
+            good = good and (found.port or True)
+        except ValueError:
+            good = False
+        if not good:
+            raise ConfigError(
+                f"{name} is no address of a server", hint="write it as http://HOST:PORT"
+            )
+
+
+def stands_for_many(address: str) -> bool:
+    """Return True if an address means the objects below it or that match it: it ends in `/`, or has
+    a wildcard and no object has that very name. SourceError as `fetch_bucket_file`.
+    """
+    if address.endswith("/") or not any(c in address for c in "*?["):
+        return address.endswith("/")
+    try:
+        fingerprint_bucket_video(address)
+    except SourceNotFound:
+        return True
+    return False
 
 
 def list_bucket(address: str) -> Iterator[tuple[str, str]]:
@@ -65,10 +101,11 @@ def list_bucket(address: str) -> Iterator[tuple[str, str]]:
     `fetch_bucket_file`.
     """
     rest = open_bucket(address)[1]
-    wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
+    below = not rest or rest.endswith("/")
+    wildcard = next((i for i, c in enumerate(rest) if c in "*?[" and not below), len(rest))
     fixed = rest[: rest.rfind("/", 0, wildcard) + 1]
     for path, found in _list(address, fixed.rstrip("/")):
-        if rest == fixed or fnmatch.fnmatchcase(path, rest):
+        if below or fnmatch.fnmatchcase(path, rest):
             yield path[len(fixed) :], found
 
 
@@ -88,12 +125,53 @@ def list_by_prefix(address: str) -> Iterator[str]:
 
 
 def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tuple[str, str]]:
+    from obstore.exceptions import InvalidPathError
+
     store, rest = open_bucket(address)
+    root = address[: len(address) - len(rest)]
+    last = offset or ""
     with explain_bucket_errors(address):
-        for batch in store.list(folder or None, offset=offset):
-            yield from (
-                (one["path"], address[: len(address) - len(rest)] + one["path"]) for one in batch
-            )
+        try:
+            for batch in store.list(folder or None, offset=offset):
+                for one in batch:
+                    last = one["path"]
+                    yield last, root + last
+        except InvalidPathError:
+            # One key that obstore cannot name ends its listing of a whole page.
+            if not address.startswith("s3://"):
+                raise
+            for key in _list_raw_keys(address, f"{folder}/" if folder else ""):
+                if key > last:
+                    yield key, root + key
+
+
+def _list_raw_keys(address: str, prefix: str) -> Iterator[str]:
+    """Yield every key of a bucket of S3 that begins with a prefix, in order.
+
+    obstore signs them: the query goes in as a part of the endpoint, behind which it puts a slash.
+    """
+    import obstore
+    from obstore.store import S3Store
+
+    bucket = address.split("/")[2]
+    plain = open_bucket(address)[0]
+    signed = obstore.sign(plain, "GET", "key", timedelta(minutes=1))
+    place = signed.partition("?")[0].removesuffix("/key")
+    token = ""
+    while True:
+        query = {"list-type": 2, "prefix": prefix, "x-id": "ListObjectsV2"}
+        query |= {"continuation-token": token} if token else {}
+        endpoint = f"{place}?{urlencode(sorted(query.items()))}"
+        store = S3Store(
+            bucket,
+            endpoint=endpoint,
+            virtual_hosted_style_request=True,
+            client_options={"allow_http": True},
+        )
+        page = ElementTree.fromstring(store.get("").bytes().to_bytes())
+        yield from (one.text or "" for one in page.iterfind(".//{*}Contents/{*}Key"))
+        if not (token := page.findtext("{*}NextContinuationToken") or ""):
+            return
 
 
 def fingerprint_bucket_video(address: str) -> str:
@@ -134,6 +212,10 @@ def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
         raise SourceNotFound(
             f"there is nothing at {address}", hint="check the spelling of the address"
         ) from None
+    except ValueError as error:
+        raise SourceUnreadable(
+            f"cannot {doing} {address}: {_NO_KEY}", hint="give the object another key"
+        ) from error
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = escape_text(lines[0], 240) if lines else type(error).__name__
