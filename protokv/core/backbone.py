@@ -90,6 +90,8 @@ class StreamModel(ABC):
     device: torch.device
     # of each layer of a spread model; None: all on `device`
     layer_devices: Sequence[torch.device] | None = None
+    # whether each of these layers rotates its keys; None: all do, or none, as `rotary` says
+    rotated: Sequence[bool] | None = None
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:

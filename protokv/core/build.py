@@ -42,6 +42,9 @@ def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int
     if LayerKind.SLIDING in others and config.positions == "compact":
         why = "positions: this model has sliding layers, whose windows do not move with a memory"
         raise ConfigError(why, hint="leave positions=compact out")
+    if model.rotated is not None and config.positions == "compact":
+        why = "positions: this model has layers that rotate no keys, which cannot be moved"
+        raise ConfigError(why, hint="leave positions=compact out")
     return MemoryShape(
         layers=model.layers,
         kv_heads=model.kv_heads,
@@ -51,6 +54,7 @@ def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int
         dtype=model.dtype,
         device=model.device,
         layer_devices=model.layer_devices,
+        rotated=model.rotated,
         frames_per_step=model.frames_per_step,
     )
 
@@ -67,7 +71,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     the device.
     """
     cls = config.memory
-    spread = len(set(shape.layer_devices or ())) > 1
+    spread = len(set(shape.layer_devices or ())) > 1 or shape.rotated is not None
 
     def make() -> Memory:
         return LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)

@@ -8,11 +8,9 @@ and no text: `Session` and `protokv.Cache` add these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache
@@ -26,6 +24,7 @@ from protokv.core.build import (
 from protokv.core.context import Context
 from protokv.core.layers import declare_layer_tensors
 from protokv.core.memory import Memory
+from protokv.core.modes import plain_tensors
 from protokv.core.packing import split_tensors, trim_unused_slots
 from protokv.core.parts import PositionedStep, SessionAttachment
 from protokv.core.settings import MemoryConfig
@@ -42,15 +41,6 @@ from protokv.state.checkpoint import (
 )
 from protokv.state.header import State
 from protokv.state.store import StatePath
-
-
-@contextmanager
-def plain_tensors() -> Iterator[None]:
-    """Make no graph, and tensors that may be written to in any mode in which a user's model
-    runs.
-    """
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 class Stream:
