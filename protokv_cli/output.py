@@ -97,7 +97,11 @@ class Output:
 
     def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
-        self._write(format_json(row) + "\n")
+        text = format_json(row)
+        if not sys.stdout.encoding.lower().startswith("utf"):
+            # In JSON a character has escapes of its own.
+            text = json.dumps(json.loads(text))
+        self._write(text + "\n")
 
     def text(self, text: str, end: str = "\n") -> None:
         """Write text to stdout; its lines stay lines."""

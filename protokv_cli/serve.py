@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,9 @@ from protokv_cli.parsing import parse_duration, parse_every
 _Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")
 ]
+
+
+_MOST_LINES = 60
 
 
 class _ServerFlags(DebugFlags, panel="Server"):
@@ -140,18 +144,29 @@ def serve(
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
         with listener:
-            Server(server.make_uvicorn_config(app, flags.host, flags.port)).run(sockets=[listener])
+            config = server.make_uvicorn_config(app, flags.host, flags.port, limits)
+            Server(config).run(sockets=[listener])
 
 
 class _Log(logging.Handler):
-    """Writes a line for a warning or an error of the server; the traceback with `--debug`."""
+    """Writes a line for a warning or an error of the server; the traceback with `--debug`.
+
+    Clients cause them, so it writes at most `_MOST_LINES` a minute.
+    """
 
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
         self._out = out
+        self._lines = Counter[int]()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the first line of a record, and its exception."""
+        minute = int(record.created / 60)
+        self._lines = Counter({minute: self._lines[minute] + 1})
+        if self._lines[minute] >= _MOST_LINES:
+            if self._lines[minute] == _MOST_LINES:
+                self._out.note("Warning: what else the server has to say this minute is left out")
+            return
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
         text = (

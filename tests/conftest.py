@@ -90,7 +90,7 @@ def _memory_that_is_not_written_holds_nan(request: pytest.FixtureRequest) -> Ite
     """Where memories are tested, fill the memory of `torch.empty` with NaN; a nondeterministic
     kernel raises.
     """
-    if request.path.relative_to(Path(__file__).parent).parts[0] in ("core", "memories"):
+    if request.path.relative_to(Path(__file__).parent).parts[0] in ("core", "memories", "stream"):
         # `use_deterministic_algorithms` does the same, and imports torch's compiler for it.
         torch.set_deterministic_debug_mode("error")
     yield

@@ -1,18 +1,15 @@
 """What a model of transformers says of its decoder: angles, positions, and the order of features in
 a key.
 
-Found in the model by its public `get_decoder`, whatever its family. A hook on the decoder sees
-where tokens stand.
+Found in the model by its public `get_decoder`, whatever its family.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from copy import deepcopy
 from inspect import signature
-from typing import Any, Final
-from weakref import WeakSet
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,39 +17,27 @@ from torch import Tensor
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
-_ARGUMENTS: Final = ("cache", "past_key_values")
-_HOOKED: WeakSet[Any] = WeakSet()
-
 
 def require_model_object(model: Any) -> None:
-    """Refuse what is no model of transformers, and no config, such as a name. ConfigError."""
-    if not hasattr(model, "get_text_config") and not hasattr(model, "get_decoder"):
+    """Refuse what is no model of transformers, such as a name or a config. ConfigError."""
+    if not hasattr(model, "get_decoder"):
         why = f"expected a model of transformers that is loaded, got {type(model).__name__}"
         raise ConfigError(why, hint="give what from_pretrained returned")
 
 
 class LanguageDecoder:
-    """A decoder, of a model or of a config alone."""
+    """The decoder of a model."""
 
-    model: Any  # None: only its config is known, and positions are taken to be consecutive
+    model: Any
     config: Any  # of its text
     position_components: int  # P, position components: 3 with M-RoPE, else 1
 
-    def __init__(self, model_or_config: Any) -> None:
-        """Read a model, and hook its decoder once; or a config."""
-        from transformers import AutoModel, PreTrainedConfig
-
-        require_model_object(model_or_config)
-        self.model = None if isinstance(model_or_config, PreTrainedConfig) else model_or_config
-        if self.model is None:
-            with torch.device("meta"):
-                module = AutoModel.from_config(
-                    deepcopy(model_or_config), attn_implementation="eager"
-                ).get_decoder()
-            self.config = model_or_config.get_text_config(decoder=True)
-        else:
-            module = self.model.get_decoder()
-            self.config = self.model.config.get_text_config(decoder=True)
+    def __init__(self, model: Any) -> None:
+        """Read a model. ConfigError: it is none, or it rotates keys in a way that is not known."""
+        require_model_object(model)
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        module = model.get_decoder()
         while (inner := module.get_decoder()) is not module:
             module = inner
         self.module: Any = module
@@ -61,12 +46,6 @@ class LanguageDecoder:
         self.position_components = 3 if hasattr(self._rotary, "mrope_section") else 1
         # The order of the model's angles in which those of a key's halves stand; None: as they are.
         self._angle_order: Tensor | None = None
-        if self.model is None:
-            # Buffers of a model without weights are empty.
-            self._rotary = type(found[0])(config=self.config) if found else None
-        elif module not in _HOOKED:
-            module.register_forward_pre_hook(_record, with_kwargs=True)
-            _HOOKED.add(module)
         self._layout = self._find_layout(sys.modules[type(module).__module__])
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,15 +128,10 @@ class LanguageDecoder:
         """Return `[..., D]` with the features of each rotated pair half a key apart, as memories
         expect them.
         """
-        return x if self._layout is None else x[..., self._order(x)]
-
-    def from_halves(self, x: Tensor) -> Tensor:
-        """Undo `to_halves`."""
-        return x if self._layout is None else x[..., self._order(x).argsort()]
-
-    def _order(self, x: Tensor) -> Tensor:
-        assert self._layout is not None
-        return torch.cat((self._layout, torch.arange(len(self._layout), x.shape[-1]))).to(x.device)
+        if self._layout is None:
+            return x
+        rest = torch.arange(len(self._layout), x.shape[-1])
+        return x[..., torch.cat((self._layout, rest)).to(x.device)]
 
     def _find_layout(self, module: Any) -> Tensor | None:
         """Return the order that puts rotated pairs half a key apart, `[R]` int64; None: they are.
@@ -184,17 +158,3 @@ class LanguageDecoder:
         raise ConfigError(
             f"{type(self._rotary).__name__} rotates keys in a way that no memory can undo"
         )
-
-
-def _record(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Tell a cache of ours where the tokens stand that a decoder is about to forward; the model
-    runs as before.
-    """
-    cache: Any = next((named[name] for name in _ARGUMENTS if named.get(name) is not None), None)
-    if not hasattr(cache, "record"):
-        return
-    ids = named.get("position_ids")
-    read = named["inputs_embeds"] if named.get("inputs_embeds") is not None else named["input_ids"]
-    # Of four rows the first counts tokens, for masks.
-    where = None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None]
-    cache.record(where, read.shape[1])

@@ -7,18 +7,24 @@ weights does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from inspect import signature
+from typing import Any, Final
+from weakref import finalize
 
 import torch
 from torch import Tensor
 
 from protokv.backbones.decoder import LanguageDecoder
-from protokv.backbones.loading import Placement, identify_held_model, identify_model
+from protokv.backbones.loading import identify_held_model
 from protokv.backbones.registry import find_family
 from protokv.backbones.stream_cache import StreamCache, StreamCacheLayer
+from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
+from protokv.core.layers import LayerKind
 from protokv.core.rotary import PreciseRotary, Rotary
-from protokv.errors import StateCorrupt
+from protokv.errors import ConfigError, StateCorrupt
+
+_ARGUMENTS: Final = ("cache", "past_key_values")
 
 
 class HeldModel(LanguageDecoder):
@@ -31,13 +37,17 @@ class HeldModel(LanguageDecoder):
     device: torch.device  # of its first layer with full attention
     layer_devices: Sequence[torch.device] | None  # of each of these layers
 
-    def __init__(self, model_or_config: Any) -> None:
-        """Read a model, or a config. ConfigError: it is neither."""
-        super().__init__(model_or_config)
-        self._whole = model_or_config if self.model is None else self.model.config
-        family = find_family(self._whole.model_type)
-        self.frames_per_step, self.default_fps = family.read_rate(self._whole)
+    layer_kinds: Sequence[LayerKind]  # of all its layers
+
+    def __init__(self, model: Any) -> None:
+        """Read a model. ConfigError: it is none, or no memory serves its layers."""
+        super().__init__(model)
+        family = find_family(model.config.model_type)
+        self.frames_per_step, self.default_fps = family.read_rate(model.config)
         self.settings: Mapping[str, Any] = {}
+        # The hook goes with the last cache of the model.
+        hook = self.module.register_forward_pre_hook(_tell_positions, with_kwargs=True)
+        finalize(self, hook.remove)
         self.layer_kinds = [kind for kind, _ in self.new_cache().kinds]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeldModel:
@@ -72,11 +82,16 @@ class HeldModel(LanguageDecoder):
 
     @property
     def identity(self) -> BackboneIdentity:
-        """Which model this is; of a config alone, by its architecture."""
-        if self.model is not None:
-            return identify_held_model(self.model)
-        name = self._whole.name_or_path or self._whole.model_type
-        return identify_model(name, name, self._whole, Placement(self.dtype, self.device), "")
+        """Which model this is."""
+        return identify_held_model(self.model)
+
+    def use_our_attention(self) -> None:
+        """Let the decoder attend by `protokv`. ConfigError: transformers cannot set it."""
+        if self.config._attn_implementation != ATTENTION_NAME:
+            self.module.set_attn_implementation(ATTENTION_NAME)
+        if self.config._attn_implementation != ATTENTION_NAME:
+            why = f"the attention of {type(self.module).__name__} cannot be set"
+            raise ConfigError(why, hint="use a model whose attention is a function of transformers")
 
     def new_cache(
         self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
@@ -88,3 +103,19 @@ class HeldModel(LanguageDecoder):
         if held is not None:
             cache.load_layers(held, self.layer_devices_of_model(), seen)
         return cache
+
+
+def _tell_positions(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tell a cache where the tokens stand that a decoder is about to forward; the model runs as
+    before.
+
+    A copied model has the hook twice, and the second call tells the same.
+    """
+    if arguments:
+        named = signature(module.forward).bind_partial(*arguments).arguments | named
+    cache: Any = next((named[name] for name in _ARGUMENTS if named.get(name) is not None), None)
+    if not hasattr(cache, "expect"):
+        return
+    ids = named.get("position_ids")
+    # Of four rows the first counts tokens, for masks.
+    cache.expect(None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None])

@@ -27,7 +27,7 @@ from transformers.masking_utils import sdpa_mask
 
 from protokv.backbones.decoder import LanguageDecoder
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks, LayerTokenCache, TokenCache
-from protokv.core.context import Context, KVSegment
+from protokv.core.context import Context
 from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_window_tensor
 from protokv.errors import ConfigError, StateCorrupt
 
@@ -37,7 +37,7 @@ CACHE_ARGUMENT: Final = (
     else ("past_key_values")
 )
 """The argument of a model that takes a cache; transformers renamed it in 5.24."""
-ATTENTION_HINT: Final = 'load the model with attn_implementation="protokv"'
+ATTENTION_HINT: Final = 'set it by model.set_attn_implementation("protokv")'
 _LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 
@@ -86,40 +86,23 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        *_: Any,
-        kwargs: dict[str, Any] | None = None,
-        **__: Any,
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Take keys and values `[1, H, T, D]`; return what the layer attends to, `[1, H, N + n,
-        D]`.
+        """Take keys and values `[1, H, T, D]`; return all since the last commit, `[1, H, n, D]`.
 
-        Stock attention gets the bias of the slots through its arguments `kwargs`. ConfigError: it
-        does not, or no memory serves such keys and values.
+        ConfigError: the attention of the model is not ours, or no memory serves such keys.
         """
         if not self.is_initialized or key_states.shape[0] != 1:
             self.lazy_initialization(key_states, value_states)
-        local = self.append(key_states, value_states)
-        if self.owner.reads_in_place:
-            keys = local[0][:]
-            setattr(keys, _LAYER, self)
-            return keys, local[1]
-        slots = self.owner.slots(self.number)
-        if slots is None:
-            return local
-        if kwargs is None:
-            raise ConfigError("this model hands no bias to its attention", hint=ATTENTION_HINT)
-        bias = torch.cat((slots.bias, slots.bias.new_zeros(slots.bias.shape[0], self.length)), 1)
-        groups = self.owner.query_heads // key_states.shape[1]
-        # Half precision has no number as low as `EMPTY_BIAS`.
-        bias = bias.clamp(min=torch.finfo(key_states.dtype).min / 2).to(key_states.dtype)
-        each = bias.repeat_interleave(groups, 0)[None, :, None]
-        kwargs["position_bias"] = each.expand(1, -1, key_states.shape[2], -1)
-        return torch.cat((slots.keys[None], local[0]), 2), torch.cat(
-            (slots.values[None], local[1]), 2
-        )
+        if self.owner.decoder.config._attn_implementation != ATTENTION_NAME:
+            why = "the attention of the model was changed, so it cannot read the memory"
+            raise ConfigError(why, hint=ATTENTION_HINT)
+        if not self.number:
+            self.owner.note(key_states.shape[2])
+        keys, values = self.append(key_states, value_states)
+        keys = keys[:]
+        setattr(keys, _LAYER, self)
+        return keys, values
 
     def reset(self) -> None:
         """Forget the tokens since the last commit; transformers' name for it."""
@@ -139,9 +122,7 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
             raise ConfigError(
                 why, hint="an attention_mask of the whole length tells it that they are new"
             )
-        slots = self.owner.slots(self.number)
-        held = 0 if slots is None else slots.keys.shape[1]
-        return held + self.length + query_length, self.owner.seen - held
+        return self.length + query_length, self.owner.seen
 
     def get_max_length(self) -> int:
         """Return -1: any number of tokens may come."""
@@ -184,7 +165,6 @@ AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
     """The layers of a decoder of transformers while tokens are forwarded after a context."""
 
-    reads_in_place = True
     seen: int  # tokens before these, as masks count
 
     def __init__(self, decoder: LanguageDecoder) -> None:
@@ -212,7 +192,6 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         named = getattr(config, "layer_types", None) or [""] * len(layers)
         # Of each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
-        self.query_heads: int = config.num_attention_heads
         self.context = Context()
         self.masks = AttentionMasks()
         self.seen = 0
@@ -295,13 +274,12 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise StateCorrupt("the state has layers that this model has not") from error
 
+    def note(self, T: int) -> None:
+        """Take note of `T` tokens that the first layer is about to store."""
+
     def to_halves(self, x: Tensor) -> Tensor:
         """Return `[..., D]` with the features of rotated pairs half a key apart."""
         return self.decoder.to_halves(x)
-
-    def slots(self, number: int) -> KVSegment | None:
-        """Return the slots of a layer that are to be read as keys; None: none are."""
-        return None
 
 
 def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:

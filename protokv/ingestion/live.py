@@ -34,7 +34,13 @@ from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.stream.pushed import STREAM_GAP_S
 from protokv.video import Source, SourceDamage, SourceInfo
-from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind
+from protokv.video.address import (
+    PIPE,
+    STREAMED_SOURCES,
+    check_source_address,
+    redact_source,
+    source_kind,
+)
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
 from protokv.video.source import Frame, FrameRequest, never_stop
 
@@ -468,6 +474,8 @@ def open_live_source(
         return None
     from protokv.video.av_source import AVSource
 
+    # Before a model is loaded.
+    check_source_address(text)
     how: dict[str, Any] = {
         "max_pixels": max_pixels,
         "timeout_s": min(options.lost_after_s(kind), 1e6),

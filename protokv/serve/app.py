@@ -27,6 +27,7 @@ from starlette.routing import Route
 from protokv.errors import ConfigError, ProtoKVError, StateNotFound
 from protokv.serve import chat, sessions
 from protokv.serve.access import AccessCheck
+from protokv.serve.connection import BoundedConnection
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
@@ -46,6 +47,8 @@ class ServerLimits:
     body_bytes: int = 1 << 20  # the most of a request
     waiting: int = 16  # the most questions that are being answered or wait
     answer_s: float = 120.0  # the longest time for an answer, waiting included
+    request_s: float = 30.0  # the longest time for a request to come whole, and its reply to go
+    connections: int = 128  # at once; beyond, those go first that ask nothing
 
 
 class _TooMuch(ProtoKVError):
@@ -77,23 +80,30 @@ def build_app(
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
             *feed,
         ],
-        exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), _refuse),
+        exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), server.refuse),
         lifespan=server.lifespan,
     )
 
 
-def make_uvicorn_config(app: Starlette, host: str, port: int) -> uvicorn.Config:
-    """Return how uvicorn serves an application: at most 128 connections. It logs to `logging`
-    alone.
-    """
+def make_uvicorn_config(
+    app: Starlette, host: str, port: int, limits: ServerLimits | None = None
+) -> uvicorn.Config:
+    """Return how uvicorn serves an application, within limits. It logs to `logging` alone."""
+    limits = limits or ServerLimits()
+
+    class Connection(BoundedConnection):
+        request_s = limits.request_s
+
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         # h11 bounds what comes before a body.
-        http="h11",
+        http=Connection,
         h11_max_incomplete_event_size=16 * 1024,
-        limit_concurrency=128,
+        limit_concurrency=limits.connections,
+        # As many are accepted at once, before one of them can be closed.
+        backlog=limits.connections,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=5,
         log_config=None,
@@ -175,12 +185,16 @@ class _Server:
     async def models(self, request: Request) -> Response:
         """List all states, or answer with the one that is named."""
         one = request.path_params.get("name")
-        found = self._states.list_all() if one is None else {one: self._states.find(one)}
-        times = {name: self._states.read_commit_time(path) for name, path in found.items()}
-        models = [
-            {"id": name, "object": "model", "created": s, "owned_by": "protokv"}
-            for name, s in times.items()
-        ]
+
+        def read() -> list[dict[str, Any]]:
+            found = self._states.list_all() if one is None else {one: self._states.find(one)}
+            times = {name: self._states.read_commit_time(path) for name, path in found.items()}
+            return [
+                {"id": name, "object": "model", "created": s, "owned_by": "protokv"}
+                for name, s in times.items()
+            ]
+
+        models = await anyio.to_thread.run_sync(read)
         return JSONResponse({"object": "list", "data": models} if one is None else models[0])
 
     def guard(self, handler: _Handler) -> _Handler:
@@ -206,7 +220,7 @@ class _Server:
         item = await anext(pieces)
         if asked.stream:
             return StreamingResponse(
-                reply.stream(item, pieces, _describe), media_type="text/event-stream"
+                reply.stream(item, pieces, self._describe), media_type="text/event-stream"
             )
         while not isinstance(item, Answer):
             item = await anext(pieces)
@@ -288,8 +302,29 @@ class _Server:
         pieces.close()
         return None
 
+    async def refuse(self, _: Request, error: Exception) -> Response:
+        """Return the reply of an error."""
+        headers = error.headers if isinstance(error, HTTPException) else None
+        return JSONResponse({"error": self._describe(error)}, _find_status(error), headers)
+
+    def _describe(self, error: Exception) -> dict[str, Any]:
+        """Return what to say of an error; what a fault of the server was is in its log alone."""
+        message = "the server made a mistake; its log says which"
+        if isinstance(error, HTTPException):
+            message = error.detail
+        elif isinstance(error, ProtoKVError):
+            message = self._states.hide_folder(error.message)
+        status = _find_status(error)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return {
+            "message": shorten_text(" ".join(message.split())),
+            "type": kind,
+            "param": None,
+            "code": None,
+        }
+
     async def _body(self, request: Request, most: int) -> bytes:
-        body = b""
+        body = bytearray()
         try:
             async for part in request.stream():
                 body += part
@@ -297,33 +332,12 @@ class _Server:
                     raise HTTPException(413, f"a request has at most {most:,} bytes")
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
-        return body
+        return bytes(body)
 
 
-def _explain(error: Exception) -> tuple[str, int]:
-    """Return what to say of an error, and its status; what a fault of the server was is in its log
-    alone.
-    """
+def _find_status(error: Exception) -> int:
     if isinstance(error, HTTPException):
-        return error.detail, error.status_code
-    if not isinstance(error, ProtoKVError):
-        return "the server made a mistake; its log says which", 500
-    known = ((StateNotFound, 404), (ConfigError, 400), (_TooMuch, 503))
-    # Otherwise the state is damaged, or another model made it.
-    return error.message, next((status for kind, status in known if isinstance(error, kind)), 409)
-
-
-def _describe(error: Exception) -> dict[str, Any]:
-    message, status = _explain(error)
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {
-        "message": shorten_text(" ".join(message.split())),
-        "type": kind,
-        "param": None,
-        "code": None,
-    }
-
-
-async def _refuse(_: Request, error: Exception) -> Response:
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse({"error": _describe(error)}, _explain(error)[1], headers)
+        return error.status_code
+    known = ((StateNotFound, 404), (ConfigError, 400), (_TooMuch, 503), (ProtoKVError, 409))
+    # Beyond the first three, the state is damaged, or another model made it.
+    return next((status for kind, status in known if isinstance(error, kind)), 500)

@@ -17,7 +17,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from protokv.serve.states import StateFolder
+from protokv.serve.states import StateFolder, name_model
 from protokv.state.reader import read_thumbnails
 from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
 
@@ -48,7 +48,7 @@ class WebPage:
             "duration_s": header.clock.stream_time_s,
             "step_s": header.clock.step_seconds,
             "complete": header.complete,
-            "model": header.backbone.name,
+            "model": name_model(header.backbone),
             "memory": header.memory.get("kind"),
             "answers": [asdict(one) for one in read_standing_answers(header)],
             "live": log

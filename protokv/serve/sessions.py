@@ -16,19 +16,20 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from PIL import Image, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
-from protokv.errors import ConfigError, StateMismatch, escape_text
+from protokv.errors import ConfigError, StateMismatch, StateNotFound, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
-from protokv.serve.states import StateFolder
+from protokv.serve.states import StateFolder, name_model
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
 from protokv.state.store import StateStore, find_store
@@ -79,14 +80,18 @@ def parse_session_request(body: bytes) -> _SessionRequest:
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
-    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file. ConfigError;
-    HTTPException, 413.
+    """Return the picture `[h, w, 3]` uint8 RGB of a JPEG, WebP or PNG file, turned by its EXIF.
+    ConfigError; HTTPException, 413.
     """
     try:
         with Image.open(io.BytesIO(file), formats=("JPEG", "WEBP", "PNG")) as image:
             if image.width * image.height > most_pixels:
                 raise HTTPException(413, f"a frame has at most {most_pixels:,} pixels")
-            return convert_picture_to_rgb(image)
+            shown = ImageOps.exif_transpose(image)
+            if shown.mode.startswith("I"):
+                # Pillow cuts gray of 16 bits off at 255.
+                shown = Image.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
+            return convert_picture_to_rgb(shown)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names an object in memory where it knows no format.
         why = "" if isinstance(error, UnidentifiedImageError) else f": {escape_text(error)}"
@@ -228,7 +233,9 @@ class FedSessions:
             raise HTTPException(
                 503, f"{self.limits.most} sessions are fed already; close one, or come again later"
             )
-        known = self._states.list_all().get(name)
+        known = None
+        with suppress(StateNotFound):
+            known = self._states.find(name)
         path = known or self._states.folder / f"{name}.safetensors"
         if known is None and os.path.lexists(path):
             raise HTTPException(409, "something that is no state has this name")
@@ -240,10 +247,9 @@ class FedSessions:
             fed.held = held.pop_all()
             self._fed[name], self._states.fed[path] = fed, session
         clock = session.clock
-        model = session.backbone.identity.name
         return {
             "session_id": name,
-            "model": model,
+            "model": name_model(session.backbone.identity),
             "fps": clock.fps,
             "stream_time_s": clock.stream_time_s,
         }

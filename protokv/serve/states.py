@@ -11,10 +11,11 @@ import os
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-from protokv.core.backbone import Backbone
+from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.errors import StateNotFound
 from protokv.state.folder import find_states
 from protokv.state.reader import StateReader
+from protokv.state.store import STATE_FORMS
 from protokv.stream.opening import open_session
 from protokv.stream.session import Session
 
@@ -56,11 +57,26 @@ class StateFolder:
         }
 
     def find(self, name: str) -> Path:
-        """Return where the state of a name is. StateNotFound."""
-        path = self.list_all().get(name)
-        if path is None:
+        """Return where the state of a name is, without a look at the others. StateNotFound."""
+        if "\\" in name:  # an escape
+            found = [path for known, path in self.list_all().items() if known == name]
+        elif any(part.startswith(".") or not part for part in name.split("/")):
+            found = []
+        else:
+            whole = self.folder / name
+            each = [whole.with_name(whole.name + suffix) for suffix in STATE_FORMS]
+            found = [path for path in each if self._is_inside(path)]
+            if len(found) != 1:
+                found = [whole] if whole.suffix in STATE_FORMS and self._is_inside(whole) else []
+        if not found:
             raise StateNotFound(f"there is no state {name!r}; /v1/models lists all")
-        return path
+        return found[0]
+
+    def hide_folder(self, text: str) -> str:
+        """Return a message without the way to the folder, which clients need not know."""
+        for folder in (self._root, self.folder):
+            text = text.replace(f"{folder}{os.sep}", "")
+        return text
 
     def _is_inside(self, path: Path) -> bool:
         """Return True for a file or folder that is no link out of the folder; a pipe would be
@@ -68,7 +84,7 @@ class StateFolder:
         """
         try:
             return (path.is_file() or path.is_dir()) and path.resolve().is_relative_to(self._root)
-        except (OSError, RuntimeError):  # a link to itself
+        except (OSError, RuntimeError, ValueError):  # a link to itself, or no name of a file
             return False
 
     def read_commit_time(self, path: Path) -> int:
@@ -98,6 +114,12 @@ class StateFolder:
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
         return known[1]
+
+
+def name_model(identity: BackboneIdentity) -> str:
+    """Return the name of a model for clients: of a folder its last part."""
+    path = Path(identity.name)
+    return path.name if path.is_absolute() else identity.name
 
 
 def _text(path: Path) -> str:

@@ -230,7 +230,8 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def _explain_read_error(where: str, error: Exception) -> StateError:
     why = errors.find_system_error(error)
-    if why is None:
+    # Python refuses to go to a place before the beginning of a file by EINVAL.
+    if why is None or getattr(why, "errno", None) == errno.EINVAL:
         return StateCorrupt(
             f"{where}: it cannot be read as a state ({escape_text(error)})", hint=_NO_STATE
         )

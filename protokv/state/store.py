@@ -49,7 +49,7 @@ from protokv.state.commit import (
     make_state_not_found,
     recover_state,
 )
-from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
+from protokv.state.forms import SafetensorsForm, StateForm, StoredState
 from protokv.state.header import (
     HEADER_KEY,
     MOST_HEADER_BYTES,
@@ -58,6 +58,7 @@ from protokv.state.header import (
     seal_header,
     unseal_header,
 )
+from protokv.state.pt import PtForm
 from protokv.state.sources import is_earlier_state, is_same_stream, read_fingerprints
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_invalid_character

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,19 +20,17 @@ from torch import Tensor
 from protokv.backbones.held import HeldModel
 from protokv.backbones.registry import wrap_model
 from protokv.backbones.stream_cache import (
-    ATTENTION_HINT,
     CACHE_ARGUMENT,
     StreamCache,
     collect_layer_tensors,
 )
 from protokv.core.attention import ATTENTION_NAME
-from protokv.core.context import EMPTY_BIAS, Context, KVSegment
+from protokv.core.context import Context
 from protokv.core.memory import Memory, SingleDeviceMemory
 from protokv.core.parts import PositionedStep
 from protokv.core.settings import check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import count_bytes
-from protokv.device.arrays import concat_rows
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.state.reader import load_state
@@ -40,8 +38,6 @@ from protokv.state.store import StatePath
 from protokv.stream.opening import load
 from protokv.stream.session import Session
 from protokv.stream.stream import Stream, plain_tensors
-
-_STOCK: Final = ("sdpa", "eager")
 
 
 class Cache(StreamCache):
@@ -73,15 +69,15 @@ class Cache(StreamCache):
         cache.seen + n), past_key_values=cache.fork())
     """
 
-    # Positions `[T, P]` of what was forwarded since the last commit, and slots by layer, where they
-    # are read as keys.
+    # Positions `[T, P]` of what was forwarded since the last commit.
     _positions: list[Tensor]
-    _slots: list[KVSegment]
+    _expected: Tensor | None  # of the tokens that are being forwarded
     decoder: HeldModel
+    stream: Stream
 
     def __init__(
         self,
-        model_or_config: Any,
+        model: Any,
         budget: int | str = "6k",
         memory: str | MemoryConfig = DEFAULT_MEMORY,
         *,
@@ -92,8 +88,8 @@ class Cache(StreamCache):
         """Make an empty cache; the memory is made at the first commit.
 
         Args:
-            model_or_config: a model of transformers, or its config. Positions come from a model;
-                with a config they are taken to be consecutive.
+            model: a model of transformers, on any device. The attention of its decoder is
+                `protokv` from here on; it works as before where there is no cache of ours.
             budget: tokens kept, such as 6000 or "6k".
             memory: which memory (`protokv.memories`), or its settings with its budget.
             sink: how many of the first tokens are kept for ever, unless the first commit is a
@@ -105,7 +101,7 @@ class Cache(StreamCache):
             ConfigError: a setting is wrong, or the model has layers or attention that no memory
                 serves.
         """
-        held = HeldModel(model_or_config)
+        held = HeldModel(model)
         self._rate = held.default_fps if fps is None else fps
         check_sampled_fps(self._rate)
         self._sink = sink
@@ -119,9 +115,11 @@ class Cache(StreamCache):
         """Hold the layers of a stream. ConfigError: no cache serves its memory or its attention."""
         assert isinstance(stream.backbone, HeldModel)
         _refuse_memory(stream.config)
+        stream.backbone.use_our_attention()
         super().__init__(stream.backbone)
         self.stream = stream
         self._positions = []
+        self._expected = None
         self.take(stream.cache)
         self._read_memory()
 
@@ -157,11 +155,6 @@ class Cache(StreamCache):
     def next_position(self) -> int:
         """One more than the highest position that was committed."""
         return self.stream.clock.next_position
-
-    @property
-    def reads_in_place(self) -> bool:  # type: ignore[override]
-        """Whether the model attends with our function."""
-        return bool(self.decoder.config._attn_implementation == ATTENTION_NAME)
 
     @property
     def nbytes(self) -> int:
@@ -205,7 +198,7 @@ class Cache(StreamCache):
                 "a prefix comes first, and the cache has steps already", hint="commit it as a step"
             )
         keys, values = self.read_all()
-        positions = self._read_positions(T).to(keys.device)
+        positions = torch.cat([one.to(keys.device) for one in self._positions])
         highest = int(positions.max())
         if coordinates is None:
             coordinates = torch.full((T, 2), 0.5, device=keys.device)
@@ -229,19 +222,6 @@ class Cache(StreamCache):
         stream.commit(steps, keys[:, :, first:], values[:, :, first:], self)
         self._positions = []
         self._read_memory()
-
-    def _read_positions(self, T: int) -> Tensor:
-        """Return where the tokens since the last commit stand, `[T, P]`: one after another where
-        nobody noted it.
-        """
-        if sum(map(len, self._positions)) != T:
-            return self._line(self.seen, T)
-        device = self._positions[-1].device
-        return torch.cat([one.to(device) for one in self._positions])
-
-    def _line(self, start: int, T: int) -> Tensor:
-        line = torch.arange(start, start + T)
-        return line[:, None].expand(-1, self.decoder.position_components)
 
     @plain_tensors()
     def fork(self, context: Context | None = None) -> Self:
@@ -330,87 +310,38 @@ class Cache(StreamCache):
             found["position_ids"] = self.decoder.position_ids(inputs) + start
         return found
 
-    def record(self, positions: Tensor | None, T: int) -> None:
-        """Note where `T` tokens are forwarded, `[T, P]`; None: one after another. The model's hook
+    def expect(self, positions: Tensor | None) -> None:
+        """Hear where the next tokens stand, `[T, P]`; None: one after another. The model's hook
         calls it.
         """
-        line = self._line(self.get_seq_length(), T) if positions is None else positions
-        self._positions.append(line)
+        self._expected = positions
 
-    @plain_tensors()
-    def slots(self, number: int) -> KVSegment | None:
-        """Return the slots in use of a layer, to be read as keys; None: there are none, or they are
-        read in place.
+    def note(self, T: int) -> None:
+        """Take note of where `T` tokens stand that the first layer is about to store. ConfigError:
+        the cache is a fork that is no longer current.
         """
         self._check_current()
-        if self.memory is None or self.reads_in_place:
-            return None
-        if not self._slots:
-            self._slots = self._read_slots()
-        return self._slots[number]
-
-    def _read_slots(self) -> list[KVSegment]:
-        """Return the slots in use of each layer; all layers have as many, for one mask serves them
-        all.
-        """
-        # A memory that chooses by the query is refused, so none is needed.
-        read = [
-            self.context.at(number, torch.empty(0)) for number in range(len(self.memory_layers))
-        ]
-        used = [
-            concat_rows([part.bias for part in parts], 1).gt(EMPTY_BIAS).any(0) for parts in read
-        ]
-        most = max(int(one.sum()) for one in used)
-        found = []
-        D = self.decoder.head_size
-        for parts, one in zip(read, used, strict=True):
-            some = one.int().argsort(descending=True, stable=True)[:most]
-            held = ([getattr(part, name) for part in parts] for name in ("keys", "values", "bias"))
-            keys, values, bias = (concat_rows(each, 1)[:, some] for each in held)
-            # In half precision attention keeps columns of the bias behind keys and values.
-            found.append(KVSegment(self.decoder.from_halves(keys[..., :D]), values[..., :D], bias))
-        shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
-        if shares and any(bool(one.bias.any()) for one in found):
-            why = "this model has layers that share keys, and stock attention hands them no bias"
-            raise ConfigError(why, hint=ATTENTION_HINT)
-        return found
+        positions = self._expected
+        if positions is None or len(positions) != T:
+            start = self.seen + self.memory_layers[0].length
+            line = torch.arange(start, start + T)
+            positions = line[:, None].expand(-1, self.decoder.position_components)
+        self._positions.append(positions)
+        self._expected = None
 
     def _read_memory(self) -> None:
-        """Read a memory that has changed. ConfigError: the attention of the model cannot."""
+        """Read a memory that has changed."""
         memory = self.memory
         self._take_context(Context() if memory is None else memory.context())
-        self._check_attention()
 
     def _take_context(self, context: Context) -> None:
         self.context = context
         self._clock = self.stream.clock
-        self._slots = []
 
     def _check_current(self) -> None:
         if self._clock is not self.stream.clock:
             why = "the cache that this one was forked from has taken a step since"
             raise ConfigError(why, hint="ask with a new fork")
-
-    def _check_attention(self) -> None:
-        """Refuse attention that cannot read the memory. ConfigError."""
-        name = self.decoder.config._attn_implementation
-        if name == ATTENTION_NAME:
-            return
-        if name not in _STOCK:
-            raise ConfigError(
-                f"the attention {name} takes no bias, so it cannot read a memory",
-                hint=ATTENTION_HINT,
-            )
-        if CACHE_ARGUMENT != "cache":
-            # Since 5.24 models hand the arguments of their attention function to the cache.
-            raise ConfigError(
-                f"the attention {name} takes a bias from transformers 5.24 on", hint=ATTENTION_HINT
-            )
-        if not self.config.memory.hides_recent:
-            why = (
-                f"{self.config.name} chooses by the query, which the attention {name} does not show"
-            )
-            raise ConfigError(why, hint=ATTENTION_HINT)
 
 
 def choose_memory(

@@ -161,17 +161,12 @@ def measure_attention_weights(
     """
     H, _, D = local_keys.shape
     asked = query.float() * scaling
-    parts = []
+    logits = [asked.view(H, -1, D) @ local_keys.float().transpose(1, 2)]
     for segment in segments:
-        rotated = (
-            asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
-        )
-        logits = torch.matmul(rotated.view(H, -1, D), segment.keys[..., :D].float().transpose(1, 2))
-        parts.append(logits + segment.bias[:, None])
-    parts.append(torch.matmul(asked.view(H, -1, D), local_keys.float().transpose(1, 2)))
-    # Merge attention over disjoint sets by the sum of exponentials of each.
-    total = torch.stack([part.logsumexp(-1) for part in parts if part.shape[-1]], -1).logsumexp(
-        -1, keepdim=True
-    )
-    *slots, local = [(part - total).exp().mean(1) for part in parts]
-    return torch.cat([local[:, :0], *slots], 1), local
+        turn = segment.query_rotation
+        rotated = asked if turn is None else rotate(asked, *turn)
+        keys = segment.keys[..., :D].float().transpose(1, 2)
+        logits.append(rotated.view(H, -1, D) @ keys + segment.bias[:, None])
+    weights = torch.cat(logits, -1).softmax(-1).mean(1)
+    n = local_keys.shape[1]
+    return weights[:, n:], weights[:, :n]

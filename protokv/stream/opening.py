@@ -60,8 +60,7 @@ def load(
         ModelError: the model cannot be loaded.
     """
     reader = StateReader.open(path, at_s=at_s, verify=verify)
-    placement = {"revision": revision, "device": device, "device_map": device_map}
-    return open_session(reader, backbone, **placement)
+    return open_session(reader, backbone, revision=revision, device=device, device_map=device_map)
 
 
 def open_session(

@@ -186,7 +186,8 @@ class Stream:
             backbone=self.backbone.identity,
             memory=self.config.to_dict(),
             clock=self.clock,
-            settings=self.backbone.settings | ({"kind": OUTSIDE_KIND} if self.outside else {}),
+            settings=dict(self.backbone.settings)
+            | ({"kind": OUTSIDE_KIND} if self.outside else {}),
             source=source,
             complete=complete,
             tensors=trim_unused_slots(tensors, specs) | attached,

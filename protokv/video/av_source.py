@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import av
+from av.video.reformatter import VideoReformatter
 
 from protokv.errors import SourceUnreadable
 from protokv.video import address
@@ -95,6 +96,7 @@ class AVSource(Source):
         # holds the file, and goes with this source
         self.copy: TemporaryDirectory[str] | None = None
         self._losses = FrameLosses()
+        self._reformatter = VideoReformatter()
         self._why = ""
         self._found: StreamProbe | None = None
         self._opened: _Opened | None = self._open(should_stop)
@@ -274,7 +276,7 @@ class AVSource(Source):
 
     def _convert(self, frame: Any) -> Image:
         try:
-            return convert_frame_to_rgb(frame, self.info)
+            return convert_frame_to_rgb(frame, self.info, self._reformatter)
         except Exception as error:
             raise self._unreadable(error) from error
 

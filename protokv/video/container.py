@@ -104,10 +104,12 @@ def open_container(
 
     SourceNotFound: there is no such device or file. SourceDenied: the user or the password is
     wrong. SourceUnreadable: it cannot be opened, or is no video. ConfigError: this build of FFmpeg
-    cannot read such an address.
+    cannot read such an address, or its password is not escaped.
     """
     text = os.fspath(source)
     kind = address.source_kind(text)
+    if kind in address.NETWORK_SCHEMES:
+        address.check_source_address(text)
     # `-` and `pipe:` are stdin.
     pipe = _Pipe(int(text.partition(":")[2] or 0), should_stop) if kind == address.PIPE else None
     number = None

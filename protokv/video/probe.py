@@ -7,9 +7,8 @@ pictures, words and evidence have one origin.
 
 from __future__ import annotations
 
-import math
+import io
 import re
-import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,11 +18,13 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from PIL import ExifTags, Image
 
 from protokv.errors import SourceUnreadable
 from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, PacketTiming, bound_declared_end
 from protokv.video.container import MAX_FRAME_PIXELS, make_mp4_index_error
-from protokv.video.source import Image, SourceInfo
+from protokv.video.source import Image as Picture
+from protokv.video.source import SourceInfo
 
 # AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture
 # beside a track.
@@ -59,6 +60,21 @@ _COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 # A length that is guessed from time stamps is none if it is this long and has fewer bits a second:
 # stamps jump.
 _FEWEST_BITS = 10_000
+
+# EXIF's numbers: degrees counter-clockwise, after a mirror from left to right or without one.
+_ORIENTATIONS = {
+    2: (0, True),
+    3: (180, False),
+    4: (180, True),
+    5: (90, True),
+    6: (270, False),
+    7: (270, True),
+    8: (90, False),
+}
+
+# AVColorTransferCharacteristic: BT.2020 of 10 and 12 bits, PQ, HLG; and that of ordinary screens.
+_WIDE = {14, 15, 16, 18}
+_BT709 = 1
 
 # No camera gives more frames a second.
 _MOST_FPS = 1000
@@ -184,7 +200,7 @@ def probe_stream(
     notes = []
     if degrees % 90:
         notes.append(
-            f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only"
+            f"it asks to be turned by about {degrees} degrees: pictures are turned by quarters only"
         )
     # FFmpeg guesses the rate of the clock where there are few frames.
     stamped = not container.format.flags & _NOTIMESTAMPS
@@ -250,21 +266,27 @@ def _refuse_undecodable(
 
 
 def _read_orientation(frame: Any) -> tuple[int, bool, int]:
-    """Return how a frame asks to be shown, by its display matrix.
+    """Return how a frame asks to be shown: by its display matrix, or by the EXIF of a picture.
+
+    FFmpeg's encoder of PNG writes both as one tag of EXIF. PyAV's objects for side data are not
+    used: they refuse kinds that they do not know, and crash on profiles of colours.
 
     Returns:
         Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before
         that, and the degrees clockwise that it asks for.
     """
-    data = next((bytes(one) for one in frame.side_data if one.type.name == "DISPLAYMATRIX"), b"")
-    # A point (x, y) goes to (a x + c y, b x + d y).
-    a, b, _, c, d = struct.unpack("=5i", data[:20]) if len(data) >= 20 else (1, 0, 0, 0, 1)
-    across = abs(b) + abs(c) > abs(a) + abs(d)
-    mirrored = (b > 0) == (c > 0) if across else (a < 0) != (d < 0)
-    turned = (c < 0) if across else (d < 0)
-    # A mirror reverses the sense of the angle.
-    degrees = round(math.degrees(math.atan2(b, -a if mirrored else a))) % 360 if a or b else 0
-    return 90 * (2 * turned + across), mirrored, degrees
+    small = frame.reformat(16, 16, "rgb24", interpolation="POINT")
+    encoder: Any = av.CodecContext.create("png", "w")
+    encoder.width = encoder.height = 16
+    encoder.pix_fmt = "rgb24"
+    encoder.time_base = Fraction(1, 25)
+    data = b"".join(map(bytes, [*encoder.encode(small), *encoder.encode(None)]))
+    with Image.open(io.BytesIO(data)) as png:
+        tag = png.getexif().get(ExifTags.Base.Orientation)
+    degrees = -frame.rotation % 360
+    # FFmpeg before version 8 does not write the tag.
+    turned = _ORIENTATIONS.get(tag, (-90 * round(degrees / 90) % 360, False))
+    return *turned, degrees
 
 
 def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
@@ -278,15 +300,19 @@ def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, i
     return round(width * pixel), height
 
 
-def convert_frame_to_rgb(frame: Any, info: SourceInfo) -> Image:
+def convert_frame_to_rgb(frame: Any, info: SourceInfo, reformatter: Any) -> Picture:
     """Return a decoded frame as RGB `[h, w, 3]` uint8 in the shape and orientation of the source.
 
-    A stream may change its size on the way; all its frames get one size.
+    A stream may change its size on the way; all its frames get one size. PQ, HLG and BT.2020 are
+    shown as an ordinary screen does. FFmpeg needs seconds to prepare that, and does it once for a
+    `reformatter`. PyAV before 16 does not tell what they are.
     """
-    width, height = (
-        (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
-    )
-    image: Image = frame.to_ndarray(format="rgb24", width=width, height=height)
+    width, height = info.width, info.height
+    if info.rotation in (90, 270):
+        width, height = height, width
+    wide = getattr(frame, "color_trc", None) in _WIDE
+    how = {"dst_color_trc": _BT709, "dst_color_primaries": _BT709} if wide else {}
+    image: Picture = reformatter.reformat(frame, width, height, "rgb24", **how).to_ndarray()
     if info.mirrored:
         image = image[:, ::-1]
     return np.ascontiguousarray(np.rot90(image, info.rotation // 90))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,28 @@ DANGEROUS: Any = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 def obeyed(text: str) -> set[str]:
     """Return the characters that a terminal would act on; line feeds are the program's own."""
     return {c for c in text if unicodedata.category(c) in DANGEROUS and c not in "\n\t\u200c\u200d"}
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "cp437"])
+def test_a_name_outside_of_the_encoding_of_stdout_is_escaped(encoding: str) -> None:
+    name = "talk \u89c6\u9891 \U0001f3a5.mp4"
+    code = f"""
+from protokv_cli.output import Output
+from protokv_cli.process import run_and_exit
+def show():
+    Output(as_json=True).record({{"source": {name!r}}})
+    Output(as_json=False).record({{"source": {name!r}}})
+    Output().note({name!r})
+run_and_exit(show)
+"""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
+    row, shown = done.stdout.decode("ascii").splitlines()
+    assert json.loads(row) == {"source": name}
+    assert r"\u89c6\u9891 \U0001f3a5" in shown
+    assert r"\u89c6" in done.stderr.decode("ascii")
 
 
 @given(st.text(), st.text(st.characters(exclude_categories=DANGEROUS)))

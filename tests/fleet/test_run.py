@@ -155,6 +155,37 @@ if __name__ == "__main__":
 """
 
 
+UNREADY = """
+import multiprocessing, os, threading
+from concurrent.futures import ProcessPoolExecutor
+from protokv.machine import begin_pool_process
+
+class Heavy:
+    # A worker that is still at its imports when its coordinator is killed.
+    def __reduce__(self):
+        code = "import os, threading; os.kill(os.getppid(), 9); threading.Event().wait()"
+        return exec, (code,)
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, begin_pool_process, (0,)) as pool:
+        pool.submit(print, Heavy()).result()
+"""
+
+
+def test_a_worker_that_is_not_ready_ends_with_its_coordinator_too(tmp_path: Path) -> None:
+    script = tmp_path / "coordinator.py"
+    script.write_text(UNREADY)
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    found = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        timeout=50,
+    )
+    assert found.returncode == -signal.SIGKILL
+
+
 def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[VideoJob], tmp_path: Path) -> None:
     script = tmp_path / "coordinator.py"
     script.write_text(SCRIPT)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.address import redact_source, source_kind, source_stem
+from protokv.errors import ConfigError
+from protokv.video.address import check_source_address, redact_source, source_kind, source_stem
 from protokv.video.registry import fingerprint_video_file
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
@@ -64,6 +65,39 @@ def test_an_address_has_a_kind_a_text_and_a_file_name(
         name,
     )
     assert re.fullmatch(r"[^/]+", source_stem(address))
+
+
+BROKEN = ["/", "#", "?", "//", "/x?y#", "@/", "/@"]
+
+
+@pytest.mark.parametrize("scheme", ["rtsp", "rtmp", "http", "srt"])
+@pytest.mark.parametrize("middle", BROKEN)
+def test_a_password_that_is_not_escaped_is_refused_and_never_shown(scheme, middle):
+    address = f"{scheme}://admin:s3c{middle}ret@camera:554/1"
+    assert not re.search("s3c|ret|admin", redact_source(address) + source_stem(address))
+    if "@/" not in middle:
+        with pytest.raises(ConfigError) as caught:
+            check_source_address(address)
+        assert not re.search("s3c|ret|admin", caught.value.message)
+        assert "%2F" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("https://host/@user/a.mp4", "https://host/@user/a.mp4"),
+        ("https://host:80/a.mp4?mail=s3c@ret", "https://host:80/a.mp4?mail=***"),
+        ("https://u:s3c@host/a.mp4?sig=s3c@ret", "https://***"),
+        ("rtsp://admin:1234/s3c@host/1", "rtsp://host/1"),
+        (
+            "rtsp://cam:9/user=admin&password=s3c&ret&channel=1",
+            "rtsp://cam:9/user=***&password=***&channel=1",
+        ),
+    ],
+)
+def test_what_may_be_a_secret_around_an_at_sign_is_not_shown(address, text):
+    assert redact_source(address) == text
+    check_source_address(address)
 
 
 SIZE = 1 << 20

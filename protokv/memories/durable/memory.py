@@ -120,6 +120,18 @@ class DurableMemory(PrototypeMemory):
             found["context"] += self._words.memory.nbytes()["context"]
         return found
 
+    def make_bank(self, config: Any, shape: MemoryShape) -> PrototypeBank:
+        """Return an empty bank, which holds values in the slots if they are rounded."""
+        if config.center_bits == 8:
+            return QuantizedBank(shape, config.prototypes, self._slots)
+        return DurableBank(shape, config.prototypes)
+
+    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        bank = self._bank
+        if isinstance(bank, QuantizedBank):
+            return bank.read_keys(rows)[:, None], None
+        return super()._pseudo_tokens(rows)
+
     @staticmethod
     def bank_type(config: Any) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""

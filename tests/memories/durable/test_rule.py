@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protokv.core.attention import attend
 from protokv.core.bank import FarTokens
+from protokv.core.near import KVSlots
 from protokv.core.step import StepKV
 from protokv.device import arrays
 from protokv.memories.durable import repeats, rule
@@ -296,7 +297,7 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant(budget: int) -> 
 
 def test_centres_are_rounded_as_written_out() -> None:
     shape = shape_of(layers=1, heads=1, size=12)
-    bank = QuantizedBank(shape, 60)
+    bank = QuantizedBank(shape, 60, KVSlots(shape, far=60, near=0))
     generator = torch.Generator().manual_seed(2)
     centers = torch.randn(60, 24, generator=generator)
     mass = torch.arange(60) * 37 % 1500
@@ -323,9 +324,9 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
     with FakeTensorMode(), torch.no_grad():
         shape = shape_of(layers=layers, heads=4, size=128, components=3)
         config = small_durable(K, split=(0, 1), center_bits=bits)
-        merging = DurableRule(
-            (QuantizedBank if bits == 8 else DurableBank)(shape, K), config, shape
-        )
+        slots = KVSlots(shape, far=K, near=0)
+        bank = QuantizedBank(shape, K, slots) if bits == 8 else DurableBank(shape, K)
+        merging = DurableRule(bank, config, shape)
         # As in a deep model.
         merging._drops = True
         keys = torch.zeros(4 * layers, 196, 128)
