@@ -70,7 +70,8 @@ def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
     else:
         image: Any = getattr(held, "image_processor", None)
         of_video = getattr(held, "video_processor", None)
-        # In a video processor, transformers overwrites the size of frames that SmolVLM's files have
+        # transformers overwrites, in a video processor, the size of frames that files of SmolVLM
+        # have
         # in this field.
         raw = (of_video or image).to_dict() | {
             "video_sampling": getattr(image, "video_sampling", None)

@@ -33,11 +33,11 @@ class HeldModel(LanguageDecoder):
     layers: int  # L, those with full attention, as in the next three
     kv_heads: int  # H
     head_size: int  # D
-    dtype: torch.dtype  # of keys and values
-    device: torch.device  # of its first layer with full attention
-    layer_devices: Sequence[torch.device] | None  # of each of these layers
+    dtype: torch.dtype  # dtype of keys and values
+    device: torch.device  # device of its first layer with full attention
+    layer_devices: Sequence[torch.device] | None  # device of each of these layers
 
-    layer_kinds: Sequence[LayerKind]  # of all its layers
+    layer_kinds: Sequence[LayerKind]  # kinds of all its layers
 
     def __init__(self, model: Any) -> None:
         """Read a model. ConfigError: it is none, or no memory serves its layers."""
@@ -117,5 +117,5 @@ def _tell_positions(module: Any, arguments: tuple[Any, ...], named: dict[str, An
     if not hasattr(cache, "expect"):
         return
     ids = named.get("position_ids")
-    # Of four rows the first counts tokens, for masks.
+    # The first of four rows counts tokens, for masks.
     cache.expect(None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None])

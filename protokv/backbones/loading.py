@@ -40,7 +40,7 @@ _WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 _DEVICE_MAPS: Final = ("auto", "balanced")
 MODEL_ATTENTION: Final = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
 _QUANTIZATIONS: Final = ("4bit", "8bit")
-# What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
+# bitsandbytes packs together rows of a linear layer, and weights of a row (its block).
 _ROWS = 32
 _SAMPLED: Final = 16  # numbers of a weight that tell it
 _BLOCK = 64
@@ -50,10 +50,10 @@ _BLOCK = 64
 class Placement:
     """Device, dtype and quantisation of a model."""
 
-    dtype: torch.dtype  # of weights, keys and values; a quantised model computes in it
-    device: torch.device  # of the model, or of the parts that `device_map` does not place
+    dtype: torch.dtype  # dtype of weights, keys and values; a quantised model computes in it
+    device: torch.device  # device of the model, or of the parts that `device_map` does not place
     device_map: str | None = None  # spreads layers over several devices; None: it does not
-    quantization: str | None = None  # of the weights, by bitsandbytes; None: none
+    quantization: str | None = None  # quantisation of the weights, by bitsandbytes; None: none
 
     @property
     def dtype_name(self) -> str:
@@ -356,13 +356,13 @@ def identify_held_model(model: Any) -> BackboneIdentity:
     name = model.name_or_path or model.config.model_type
     folder = find_model_folder(name)
     weight = model.get_input_embeddings().weight
-    stored = has_weights_of(model, folder, weight.dtype)
+    stored = holds_weights(model, folder, weight.dtype)
     placement = Placement(weight.dtype, weight.device)
     digest = None if stored else digest_model_parameters(model)
     return identify_model(folder, name, model.config, placement, digest)
 
 
-def has_weights_of(model: Any, folder: str, dtype: torch.dtype) -> bool:
+def holds_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
     """Return whether each weight of a model begins like one in the files of a folder, which have
     this dtype in the model. Weights that transformers stacks, of experts, are not looked at.
     """

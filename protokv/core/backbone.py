@@ -40,7 +40,7 @@ _MOST_QUESTION_TOKENS: Final = 4096
 ChatTurn = tuple[str, str]  # an earlier question of a conversation, and its answer
 
 
-# of a hub model: nothing that could be a path
+# name of a hub model: nothing that could be a path
 _HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 
 
@@ -78,14 +78,15 @@ class Backbone(ABC):
     kv_heads: int  # H
     head_size: int  # D
     position_components: int  # P
-    # of all layers of the model; empty: all have full attention
+    # kinds of all layers of the model; empty: all have full attention
     layer_kinds: Sequence[LayerKind] = ()
     frames_per_step: int  # sampled frames that make one step
     default_fps: float  # the sampling rate of its training, in frames per second
     stop_ids: frozenset[int]  # tokens that end an answer
     # how the model was published to answer; greedily if nothing is said
     decoding: Decoding = Decoding()
-    notice: str = ""  # what it cannot read, in one line for its user; empty: it reads any video
+    # a limit of what it reads, in one line for its user; empty: it reads any video
+    notice: str = ""
     # position components that grow with the stream; others stay within the grid of a step
     moving: Sequence[int] = (0,)
     # number of positions that it was trained on; None: its config does not say
@@ -93,15 +94,16 @@ class Backbone(ABC):
     # whose attention shows the evidence of an answer; None: not measured
     reading_layers: Sequence[int] | None = None
     converses: bool = True  # whether the model was trained on conversations and system prompts
-    # of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most visual tokens
+    # settings of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most
+    # visual tokens
     # of a step
     settings: Mapping[str, int | float | str]
-    dtype: torch.dtype  # of embeddings, keys and values
-    # of embeddings, positions and results, and of layers unless `layer_devices` says otherwise
+    dtype: torch.dtype  # dtype of embeddings, keys and values
+    # device of embeddings, positions and results, and of layers unless `layer_devices` differs
     device: torch.device
-    # of each layer of a spread model; None: all on `device`
+    # device of each layer of a spread model; None: all on `device`
     layer_devices: Sequence[torch.device] | None = None
-    graphs: Graphs | None = None  # of its vision tower
+    graphs: Graphs | None = None  # graphs of its vision tower
     # why `forward` cannot be captured as a graph (`protokv.device.graphs`); empty: it can
     why_eager: str = ""
 

@@ -102,7 +102,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         # the memories of all callers.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        # In inference mode a tensor of numbers would be made on the device.
+        # A tensor of numbers would be made on the device in inference mode.
         with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
             wanted += make().bytes_held
         gc.collect()

@@ -48,7 +48,7 @@ class LayerShards(Memory):
         self.bounded = cls.bounded
         self.joins_steps = cls.joins_steps
         self._specs = cls.declare(config, shape)
-        # of the longest runs of layers that stand on one device, in order
+        # shapes of the longest runs of layers that stand on one device, in order
         self._runs: list[MemoryShape] = []
         for device, layers in groupby(shape.layer_devices or [shape.device] * shape.layers):
             n = len(list(layers))
@@ -160,7 +160,7 @@ class LayerShards(Memory):
     def report(self) -> dict[str, Any]:
         """Return the report of the memory of all layers."""
         reports = [part.report() for part in self._parts]
-        # Where parts report different numbers, the number is a minimum over layers, such as the
+        # If parts report different numbers, the number is a minimum over layers, such as the
         # oldest step.
         least = {
             name: value if all(r[name] == value for r in reports) else min(r[name] for r in reports)

@@ -39,15 +39,15 @@ class IngestEstimate:
     steps: int | None  # of the whole stream
     tokens: int | None  # of the whole stream
     tokens_per_step: float  # mean of the tried steps
-    state_bytes: int  # of the state in memory
-    # of its tensors on disk once the memory is full; None: they grow with the stream
+    state_bytes: int  # bytes of the state in memory
+    # bytes of its tensors on disk once the memory is full; None: they grow with the stream
     most_bytes: int | None
     end_bytes: int | None  # about what it takes on disk at the end of the source
     seconds: float | None  # time of the run at the speed of the last tried steps
     tried_steps: int
     words: str | None  # the subtitles that would enter the stream; None: none
-    words_lost: str  # what of them cannot be read; empty: nothing as yet
-    notes: list[str]  # what a user should know of the source
+    words_lost: str  # a note on those that cannot be read; empty: nothing as yet
+    notes: list[str]  # notes for the user on the source
 
 
 def bound_state_bytes(

@@ -195,7 +195,7 @@ class LiveSource(Source):
         self._feed = feed = _Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
         dropped = log.frames_dropped
         damaged = log.frames_damaged
-        # Of the connection: when it began, the frames watched, and how many were dropped before it.
+        # The connection: when it began, the frames watched, and how many were dropped before it.
         since_s = self.clock()
         watched = 0
         before = 0

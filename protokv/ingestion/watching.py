@@ -39,10 +39,10 @@ class RunSetup:
 
     session: Session
     segment: StreamSegment  # the part of the stream that its source fills
-    record: Mapping[str, Any]  # of the source, in the state
-    subtitles: Subtitles  # of the source, in its own time
+    record: Mapping[str, Any]  # record of the source, in the state
+    subtitles: Subtitles  # subtitles of the source, in its own time
     chunk: int  # steps that go through the model together
-    answers: Sequence[StandingAnswer] = ()  # that the state keeps
+    answers: Sequence[StandingAnswer] = ()  # answers that the state keeps
 
 
 class IngestRun:

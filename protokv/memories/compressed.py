@@ -59,7 +59,7 @@ class KeptTokensMemory(SingleDeviceMemory[ConfigT]):
 
     def __init__(self, config: ConfigT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        # Compact, it matters where the border is. What asks for queries runs no graph.
+        # Compact, it matters where the border is. A memory that asks for queries runs no graph.
         self.steady = config.positions == "stream" and not self.reads_queries
         self._slots = KVSlots(shape, far=config.budget, near=0)
         self.kept = KeptTokens(self._slots, shape, attention=self.reads_queries)
@@ -249,7 +249,7 @@ class KeptTokens(StateTensors):
         )
         self.coordinates = torch.zeros(L, H, M, 2, device=shape.device)
         self.step = torch.full((L, H, M), -1, device=shape.device)
-        # what each token got from the queries of steps; empty if nobody sums it
+        # attention that each token got from the queries of steps; empty if nobody sums it
         self.attention = torch.zeros(L, H, M if attention else 0, device=shape.device)
         self.far = 0  # far tokens
         # Tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from protokv.errors import ConfigError
 
-# By these names nobody else can reach a server that listens on loopback.
+# Nobody else can reach, by these names, a server that listens on loopback.
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 # A host and perhaps a port, without any character that parsers of addresses read differently.
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(:[0-9]{1,5})?")
@@ -40,7 +40,7 @@ class AccessCheck:
         if self._token is None:
             self._check_site(headers)
             return
-        # Of two such headers a proxy may read the other one.
+        # A proxy, given two such headers, may read the other one.
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if (

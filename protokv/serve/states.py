@@ -36,7 +36,7 @@ class StateFolder:
         self.backbone = backbone
         self._most = most
         self._root = self.folder.resolve()
-        self.fed = dict[Path, Session]()  # what clients feed with frames answers for itself
+        self.fed = dict[Path, Session]()  # sessions that clients feed answer for themselves
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self.decoding = backbone.decoding
         self.decode = backbone.decode

@@ -88,7 +88,7 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
         sync_folder(path.parent)
     finally:
         recover_state(path)
-        # What cannot be removed now, the next commit removes.
+        # The next commit removes the files that cannot be removed now.
         with suppress(OSError):
             _remove(made)
     with suppress(OSError):

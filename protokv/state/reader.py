@@ -29,7 +29,7 @@ class StateReader:
     """
 
     path: StatePath
-    header: StateHeader  # of the current commit
+    header: StateHeader  # header of the current commit
     file_bytes: int  # stored, without kept commits
     # `state` is the newest kept commit not after this stream time; None: the last
     at_s: float | None = None

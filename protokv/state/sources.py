@@ -38,7 +38,7 @@ MOST_ANSWER_CHARACTERS = 500
 class StreamSegment:
     """The part of a stream that comes from one source."""
 
-    first_step: int = 0  # in the stream
+    first_step: int = 0  # its place in the stream
     start_s: float = 0.0  # stream time
     earlier: tuple[dict[str, Any], ...] = ()  # records of the sources before it, in order
     done: bool = False  # the stream has watched it to its end
@@ -179,7 +179,7 @@ class StandingAnswer:
     answer: str
     stream_time_s: float  # at which it was asked
     mean_logprob: float  # mean log probability of its tokens
-    probability: float | None = None  # of it among the choices; None: there were none
+    probability: float | None = None  # its probability among the choices; None: there were none
 
 
 def read_standing_answers(header: StateHeader) -> list[StandingAnswer]:

@@ -99,7 +99,7 @@ def load_recorded_backbone(
     tokens = header.settings.get("frame_tokens")
     same_family = header.backbone.family == backbone.identity.family
     if placement.get("frame_tokens") is None and same_family and isinstance(tokens, int):
-        # What the model cannot do is left, and refused when the state is continued.
+        # Settings that the model cannot follow are left, and refused when the state is continued.
         with suppress(ConfigError):
             backbone.limit_frames(tokens)
     return backbone

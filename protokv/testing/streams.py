@@ -93,10 +93,11 @@ class ToyStream:
         n = 0 if last is None else min(T, len(last.positions))
         if last is not None and self.still:
             again = (torch.rand(n, generator=self.generator) < self.still).nonzero().squeeze(1) - n
-            # What comes from the embedding alone is the same; in later layers a token differs.
+            # A value of the first layer, from the embedding alone, is the same; later ones differ.
             values[0, :, again] = last.values[0, :, again].float()
             coordinates[again] = last.coordinates[again]
-        rotated = rotate(keys, *self.rotary(positions)).to(shape.dtype)
+        cos, sin = self.rotary(positions)
+        rotated = rotate(keys, cos, sin).to(shape.dtype)
         self._last = StepKV(
             rotated,
             values.to(shape.dtype),
@@ -144,12 +145,13 @@ def read_layer(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Ten
     same.
     """
     segments = context.at(layer, query)
-    keys = [
-        one.keys
-        if one.query_rotation is None
-        else unrotate(one.keys.float(), *one.query_rotation).to(one.keys.dtype)
-        for one in segments
-    ]
+    keys = []
+    for one in segments:
+        turned = one.keys
+        if one.query_rotation is not None:
+            cos, sin = one.query_rotation
+            turned = unrotate(turned.float(), cos, sin).to(turned.dtype)
+        keys.append(turned)
     bias = torch.cat([segment.bias for segment in segments], 1)
     free = bias.masked_fill(bias == EMPTY_BIAS, -torch.inf)
     return torch.cat(keys, 1), torch.cat([segment.values for segment in segments], 1), free

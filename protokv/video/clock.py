@@ -29,8 +29,8 @@ LONGEST_PAUSE_S = 12 * 3600.0
 _BACK_S = 0.25
 _REORDER_S = 1.0
 
-# What is read ahead to confirm a leap, at most; and at least, of which a reordered packet needs
-# more.
+# Packets are read ahead to confirm a leap: at most so many seconds, and at least so many packets; a
+# reordered one needs more.
 _CONFIRM_S = 10.0
 _CONFIRM_PACKETS = 600
 _CONFIRM_BYTES = 64 << 20

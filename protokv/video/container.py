@@ -32,10 +32,10 @@ lxf ivf ty film_cpk yuv4mpegpipe gif apng ser cine h261 h263 h264 hevc vvc evc m
 mpjpeg smjpeg mxg vc1 vc1test av1 obu dirac dnxhd cavsvideo avs2 avs3 jpeg_pipe png_pipe webp_pipe
 bmp_pipe tiff_pipe
 """
-# Those without pictures are named so that the error says what they are, and for the sound of HLS.
+# Formats without pictures are named so that the error says what they are, and for the sound of HLS.
 _ALL_FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav"))
 
-# What an address may give besides; WebVTT is the subtitles of HLS.
+# Formats that an address may give besides; WebVTT is the subtitles of HLS.
 _STREAMED = f"{_ALL_FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can

@@ -42,7 +42,7 @@ class FrameLosses:
     """
 
     def __init__(self) -> None:
-        self.start_s = 0.0  # where the reading begins
+        self.start_s = 0.0  # the time at which the reading begins
         # a decoder met damage, counted or not; frames missing at the end of a file are none
         self.met = False
         # packets and frames are one to one; if not, a failure counts, and else the missing frame
@@ -176,7 +176,7 @@ class FrameDecoder:
         self._is_hidden = _HIDDEN.get(found.info.codec)
         self._pixels = STALE_MEMORY_DECODERS.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
-        self._next_ticks = found.timing.origin  # where a frame without a time stamp follows
+        self._next_ticks = found.timing.origin  # time of a frame without a time stamp
         # times of frames whose packets the container marked as corrupt
         self._corrupt_s: set[float] = set()
         self._last_dts: int | None = None
@@ -220,7 +220,7 @@ class FrameDecoder:
                 if (frame := self._place(decoded)) is not None and not should_stop():
                     yield frame
             if packet is None:
-                # What comes next does not refer to what came before.
+                # The next packets do not refer to what came before.
                 self._context.flush_buffers()
                 self._drop_leading = self._drop_leading or self._key_s is not None
                 self._key_s = None

@@ -24,7 +24,7 @@ from protokv.errors import ConfigError, SourceUnreadable
 Image = NDArray[np.uint8]
 ShouldStop = Callable[[], bool]
 
-# Of a source; the joins of a damaged file may be many.
+# Notes of a source; the joins of a damaged file may be many.
 _MOST_NOTES = 8
 
 
@@ -150,8 +150,8 @@ class SubtitleLines(NamedTuple):
     """The lines of a track or a file, in its order."""
 
     lines: tuple[SubtitleLine, ...]
-    lost: str = ""  # what is missing
-    note: str = ""  # what is doubtful about the text
+    lost: str = ""  # the lines that are missing
+    note: str = ""  # a doubt about the text
 
     def since(self, start_s: float) -> SubtitleLines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""

@@ -125,7 +125,7 @@ def strip_ass_tags(text: str) -> str:
 
 def strip_ass_markup(text: str) -> str:
     r"""Leave out the drawings and the overrides of ASS; `\N` becomes a new line."""
-    # What follows \p1 is a drawing, up to \p0.
+    # A drawing follows \p1, up to \p0.
     text = re.sub(r"\{[^{}]*\\p[1-9][^{}]*\}.*?(\{[^{}]*\\p0[^{}]*\}|$)", "", text, flags=re.DOTALL)
     text = re.sub(r"\{[^{}]*\}", "", text)
     return re.sub(r"\\[Nn]", "\n", text).replace("\\h", " ")

@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import slice_rows, write_rows_
 from protokv.core.bank import PrototypeBank
 from protokv.core.near import KVSlots
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, count_bytes
+from protokv.device.arrays import slice_rows, write_rows_
 from protokv.memories.durable.quantized import (
     count_features_per_scale,
     dequantize_vectors,

@@ -94,7 +94,7 @@ class ResidualStats(StateTensors):
             TensorSpec("warmup.keys", *waiting, f"key {wait}", optional=True),
             TensorSpec("warmup.values", *waiting, f"value {wait}", optional=True),
             TensorSpec("warmup.owner", *owner, "their prototype; -1: none", fill=-1, optional=True),
-            # Where the tensor is absent, all heads are fitted, and a fitted head had a full
+            # If the tensor is absent, all heads are fitted, and a fitted head had a full
             # reservoir.
             TensorSpec(
                 "warmup.count",
@@ -121,7 +121,7 @@ class ResidualStats(StateTensors):
         self.updates.view(-1).index_add_(0, rows.view(-1), valid.int().view(-1))
         ready = rows.new_empty(0)
         if self._warmup:
-            # Those of heads that are not fitted go into their reservoirs.
+            # Residuals of heads that are not fitted go into their reservoirs.
             count = self._warmup["warmup.count"].view(-1)
             most = self._config.warmup_residuals
             place = count[:, None] + valid.cumsum(1) - 1
@@ -151,7 +151,7 @@ class ResidualStats(StateTensors):
             owner >= 0
         )
         self._count(keys, values, owner, waiting)
-        # What was counted is not kept, so that the state does not depend on how long other heads
+        # Counts are not kept, so that the state does not depend on how long other heads
         # take.
         for tensor, empty in ((keys, 0.0), (values, 0.0), (owner, -1)):
             tensor[heads] = empty
