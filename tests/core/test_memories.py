@@ -49,7 +49,12 @@ class TestMemories(MemoryTests):
                 bad.append(("near.ring", good | {"near.ring": torch.tensor(ring)}))
         if "kept.count" in good:
             far, near, last = good["kept.count"].tolist()
-            for count in ([-1, near, last], [far, BUDGET, last], [far, -1, last]):
+            for count in (
+                [-1, near, last],
+                [far, BUDGET + 1, last],
+                [far, -1, last],
+                [10**9, near, last],
+            ):
                 bad.append(("kept.count", good | {"kept.count": torch.tensor(count)}))
         if "archive.lengths" in good:
             cut = good["archive.lengths"]
