@@ -98,6 +98,9 @@ class LayerShards(Memory):
         steps = [
             replace(
                 step,
+                queries=None
+                if step.queries is None
+                else step.queries[run.own_layers].to(run.device),
                 keys=step.keys[run.own_layers].to(run.device),
                 values=step.values[run.own_layers].to(run.device),
                 positions=step.positions.to(run.device),

@@ -91,6 +91,8 @@ class StepKV:
     words: int = 0  # how many of the last tokens are what was said in the step
     # `[T]` bool, tokens that repeat the step before; None: not looked up
     repeats: Tensor | None = None
+    # `[L, Hq, T, D]` model dtype, rotated to stream positions; None: the memory does not read them
+    queries: Tensor | None = None
 
     def usable_only(self) -> StepKV:
         """Return the step without its unusable tokens. This waits for the device."""
@@ -107,14 +109,19 @@ class StepKV:
         usable, repeats = (
             None if held is None else held[some] for held in (self.usable, self.repeats)
         )
-        return StepKV(*kv, *places, self.step, usable, repeats=repeats)
+        queries = None if self.queries is None else self.queries[:, :, some]
+        return StepKV(*kv, *places, self.step, usable, repeats=repeats, queries=queries)
 
 
 def split_steps(
-    keys: Tensor, values: Tensor, places: Sequence[tuple[Tensor, Tensor, int]], first: int
+    keys: Tensor,
+    values: Tensor,
+    places: Sequence[tuple[Tensor, Tensor, int]],
+    first: int,
+    queries: Tensor | None = None,
 ) -> Iterator[StepKV]:
     """Yield consecutive steps, numbered from `first`, of the keys and values `[L, H, T, D]` of all
-    their tokens.
+    their tokens, and their queries `[L, Hq, T, D]` if the memory reads them.
 
     `places` are positions `[T, P]` and coordinates `[T, 2]` of each step, and how many of its last
     tokens are words.
@@ -123,8 +130,11 @@ def split_steps(
     for index, (positions, coordinates, words) in enumerate(places, first):
         tokens = len(positions)
         own_keys, own_values = (part.narrow(2, begin, tokens) for part in (keys, values))
+        asked = None if queries is None else queries.narrow(2, begin, tokens)
         begin += tokens
-        yield StepKV(own_keys, own_values, positions, coordinates, index, words=words)
+        yield StepKV(
+            own_keys, own_values, positions, coordinates, index, words=words, queries=asked
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class ReKVConfig(MemoryConfig):
         return min(_LOCAL_TOKENS, self.budget)
 
 
-class ReKV(SlidingWindow):
+class ReKV(SlidingWindow[ReKVConfig]):
     """A local window on the device for encoding, and an archive of everything for questions."""
 
     bounded = False
@@ -74,7 +74,7 @@ class ReKV(SlidingWindow):
         self._archive = _Archive(shape, rotary, config.budget)
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: ReKVConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the local window and the archive."""
         return (*super().declare(config, shape), *_Archive.declare(shape))
 

@@ -476,7 +476,9 @@ def _refuse_memory(config: MemoryConfig) -> None:
     ConfigError.
     """
     by_session = "protokv.Session keeps it, and so does `protokv ingest`"
-    if config.memory.select is not SingleDeviceMemory.select or config.listeners():
+    memory = config.memory
+    selects = memory.select is not SingleDeviceMemory.select
+    if selects or memory.reads_queries or config.listeners():
         raise ConfigError(
             f"the memory {config.name} reads more than keys and values", hint=by_session
         )

@@ -114,10 +114,10 @@ class Stream:
         Keys and values are `[L, H, T, D]` of all steps, at stream positions.
         """
         places = [(step.positions, step.coordinates, step.tokens.words) for step in steps]
+        queries = torch.stack(cache.queries) if cache.queries else None
+        parts = split_steps(keys, values, places, self.clock.steps, queries)
         self.intact = False
-        for step, kv in zip(
-            steps, split_steps(keys, values, places, self.clock.steps), strict=True
-        ):
+        for step, kv in zip(steps, parts, strict=True):
             self._announce(step)
             self.memory.append(kv)
             self._note(step, cache.context)
