@@ -162,7 +162,6 @@ class DurableRule(BankRule):
         self._cost = torch.zeros(B, K, device=device)
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE_BANK_PROTOTYPES, device=device)
-        self._places = self._line[:0].float()
         # Only on a CPU is it known how many slots were used: to read a number of a device, the host
         # would wait. The state of an empty bank says 1, too.
         self.prototypes_used = 1 if held and arrays.is_readable_by_numpy(self._line) else None
@@ -196,14 +195,12 @@ class DurableRule(BankRule):
             self.prototypes_used = K
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
-        if len(self._places) < C + T:
-            self._places = self._line[: C + T].float()
         centers = torch.cat((tokens.keys, tokens.values), 2)
         rows = torch.cat((tokens.mass[:, None], limits.step.expand(T, 1), tokens.positions), 1)
-        # What has no mass has no step and no position.
+        # A token without mass has no step and no position.
         rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
-        # What is read for a head stays in a CPU's cache until it is written. On a device a part
-        # costs launches.
+        # A CPU works on a few heads at once, so that their numbers stay in its cache. A device
+        # works on all: every part would cost it launches.
         with_all = (
             (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
         )
@@ -251,8 +248,8 @@ class DurableRule(BankRule):
 
     def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
         """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16
-        |f|^2 is the sum of two numbers, and -1 / 2 stands twice. A point that is not `usable` has
-        no mass, and merging it costs least."""
+        |f|^2 is the sum of two numbers, and -1 / 2 stands twice. A point that is not `usable` is
+        empty: its merge costs less than all others."""
         f = (centers * self._signs).view(*centers.shape[:-1], -1, self._size[2]).sum(-2)
         f = f.to(self._dtype).float()
         norm = torch.where(usable, f.square().sum(-1), self._empty)[..., None]
@@ -264,8 +261,8 @@ class DurableRule(BankRule):
         return z
 
     def _turn(self, sketches: Tensor) -> Tensor:
-        """Return rows `[B, n, ...]` whose products with sketches are -1 / 2 of squares of
-        distances.
+        """Return rows `[B, n, ...]` from sketches. The product of a row and a sketch is -1 / 2 of
+        their squared distance.
         """
         F = self._size[2]
         f = sketches[..., :F]
@@ -278,9 +275,11 @@ class DurableRule(BankRule):
         return self._one / mass.clamp(1, self._most_counted)
 
     def _candidates(self, heads: slice, tokens: Tensor, limits: MergeExclusions, C: int) -> Tensor:
-        """Return the rows of the C prototypes of each of these heads with the least known costs, to
-        each other or to tokens with these sketches, of those that may merge; measure some
-        prototypes anew."""
+        """Return the rows of the C candidates of each of these heads, and compare some prototypes
+        with all others.
+
+        Candidates are the prototypes with the least known costs, to each other or to the tokens
+        with these sketches. Prototypes that are kept come last."""
         _, K, F = self._size
         T = tokens.shape[1]
         sketches = self._sketches[heads]
@@ -290,11 +289,12 @@ class DurableRule(BankRule):
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         turned = sketches.index_select(1, some)
         ours = self._turn(torch.cat((tokens, turned), 1))
-        # A token of no mass is far from all.
+        # No prototype is near a token without mass.
         ours[..., F].abs_()
         share = shares.index_select(1, some)[..., None]
-        # Of each prototype the least cost to any of these, and of those in turn to any prototype.
-        # Every token counts as one here, so its nearest one is found before anything is divided.
+        # `least`: each prototype's least cost to the tokens and to the prototypes in turn.
+        # `of_turns`: the least cost of those in turn to any prototype. Every token counts as one
+        # here, so its nearest prototype is found before anything is divided.
         least = torch.empty_like(known)
         of_turns = []
         for part in self._parts(K, ours.shape[0] * ours.shape[1]):
@@ -318,14 +318,15 @@ class DurableRule(BankRule):
     def _merge(
         self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: MergeExclusions, C: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the C points that stay: their centres and rows, with what came into them, and
-        least known costs.
+        """Return the C points that stay, with what came into them: centres, rows, and the least
+        known costs.
 
         Args:
             centers: `[B, n, 2 D]` float32, of prototypes and, after these, of tokens.
             sketch: `[B, n, ...]`, as `_sketch` returns them.
-            rows: `[B, n, 2 + P]` int64, as `DurableBank.rows`, which those returned fit.
-            limits: what is kept.
+            rows: `[B, n, 2 + P]` int64: mass, step and position. Those that are returned fit into
+                `DurableBank.rows`.
+            limits: which points are kept.
             C: how many stay.
         """
         mass = rows[..., 0]
@@ -335,12 +336,13 @@ class DurableRule(BankRule):
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
         centers, means = sum_weighted_rows((centers, rows[..., 2:].float()), share, into, stay)
-        # A cluster stands where its newest member does, of equal ones the last.
+        # A cluster stands where its newest member does, the last one if several are newest.
         newest = torch.add(self._line[:n], last, alpha=_PLACES)
         newest = newest.scatter_reduce(1, into, newest, "amax").gather(1, stay) & (_PLACES - 1)
         rows = rows.gather(1, newest[:, :, None].expand(-1, -1, rows.shape[2]))
         torch.gather(total, 1, stay, out=rows[..., 0])
-        # Where tokens are new, and have no other place in common, at the mean of their places.
+        # If the stream does not repeat itself, members have no place in common: it stands at their
+        # mean.
         place = rows[..., 2:]
         torch.where(limits.share[:, :, None] > 0, means.round_().long(), place, out=place)
         return centers, rows.clamp_(max=MOST_PROTOTYPE_NUMBER).int(), cost
@@ -368,8 +370,10 @@ class DurableRule(BankRule):
         gone.scatter_(1, goes, torch.inf)
         least, goal = find_first_minimum(costs.add_(gone[:, None]))
         if self._drops:
-            itself = self._line[: mass.shape[1]]
-            goal = torch.where(least <= self._compute_usual_cost(sketch, T), goal, itself)
+            # Half of the mean squared distance of the tokens from their mean, as costs are halves:
+            # the sum of squares over 2 T, since `correction` is subtracted from T.
+            usual = sketch[:, -T:, : self._size[2]].var(1, correction=-T).sum(1, keepdim=True)
+            goal = torch.where(least <= usual, goal, self._line[: mass.shape[1]])
         into = goal.scatter(1, stay, stay)
         least += gone
         return into, stay, least.scatter_reduce(1, goal, least, "amin").gather(1, stay)
@@ -384,17 +388,10 @@ class DurableRule(BankRule):
         # A point may go into one that is heavier, of equal ones into the earlier. What is kept
         # counts as lighter than all others, so that only what is kept or empty goes into it.
         weight = torch.sub(self._line[:n], mass, alpha=_PLACES).add_(kept, alpha=_LIGHT)
-        place = torch.empty_like(costs[:, 0]).scatter_(
-            1, weight.argsort(dim=1), self._places[:n].expand_as(weight)
-        )
+        places = self._line[:n].float().expand_as(weight)
+        place = torch.empty_like(costs[:, 0]).scatter_(1, weight.argsort(dim=1), places)
         # A CPU compares and fills four times as slowly as it adds.
         return costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
-
-    def _compute_usual_cost(self, sketch: Tensor, T: int) -> Tensor:
-        """Return half the mean squared distance of the last T points from their mean, `[B, 1]`."""
-        tokens = sketch[:, -T:, : self._size[2]]
-        # A sum of squares over 2 T: `correction` is subtracted from T.
-        return tokens.var(1, correction=-T).sum(1, keepdim=True)
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the least known costs, whose turn it is, and what novelty and repeats hold."""

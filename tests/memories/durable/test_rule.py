@@ -361,7 +361,6 @@ def test_who_goes_depends_on_the_sizes_of_masses_in_a_deep_model_alone(
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     shape = shape_of(layers=1, heads=20, size=16)
     merging = DurableRule(DurableBank(shape, 24), small_durable(24, split=(0, 1)), shape)
-    merging._places = torch.arange(24.0)
     generator = torch.Generator().manual_seed(4)
     mass = torch.randint(0, 30, (20, 24), generator=generator)
     sketch = merging._sketch(torch.randn(20, 24, 32, generator=generator), mass > 0)
