@@ -280,6 +280,7 @@ def test_quantisation_and_device_map_reach_transformers(
     asked.clear()
     load_backbone(str(folder), dtype="float32", device_map="auto")
     # Only safetensors, and no code.
+    assert asked.pop("config").model_type == "qwen2_5_vl"
     expected = {"dtype": torch.float32, "device_map": "auto", "use_safetensors": True}
     assert asked == expected | {"output_loading_info": True, "trust_remote_code": False}
 
