@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,6 +164,9 @@ def load_model(
     placement needs.
     """
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
+    # A config may name kernels of a hub, which transformers would fetch and run. Parts follow.
+    config._attn_implementation = None
+    config._experts_implementation = None
     _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
@@ -176,6 +180,7 @@ def load_model(
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
         path,
+        config=config,
         dtype=placement.dtype,
         use_safetensors=True,
         trust_remote_code=False,
@@ -241,6 +246,8 @@ def quiet_transformers() -> Iterator[None]:
     """
     collects = gc.isenabled()
     gc.disable()
+    # Some models ask a hub for code when they are made, if the package `kernels` is there.
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
