@@ -70,21 +70,41 @@ def parse_duration(text: str) -> float:
     return sum(number * _SECONDS[unit] for unit, number in parts.items()) if parts else float(given)
 
 
-def _parse_instant(text: str, now: float) -> float:
-    """Return the seconds since 1970 of an ISO date and time, local without a zone, or of the last
-    `14:05` until now.
+def _list_instants(text: str, now: float) -> list[float]:
+    """Return the moments, in seconds since 1970 and latest first, that a text may mean: an ISO date
+    and time, local without a zone, or a time of day that was until `now`. ConfigError if there is
+    none.
+
+    A local time comes twice in the night when clocks go back, and never when they go forward.
     """
     given = text.strip()
     local = datetime.fromtimestamp(now)
+    days = [given]
+    if is_time := _TIME_OF_DAY.fullmatch(given):
+        padded = given if given[2] == ":" else f"0{given}"
+        days = [f"{local - timedelta(days=n):%Y-%m-%d} {padded}" for n in range(3)]
     try:
-        if not _TIME_OF_DAY.fullmatch(given):
-            return datetime.fromisoformat(given).astimezone().timestamp()
-        # Local times without a zone: a day may have 23 or 25 hours.
-        today = datetime.fromisoformat(f"{local:%Y-%m-%d} {given.zfill(5)}")
-        return (today if today <= local else today - timedelta(days=1)).timestamp()
+        found = set[float]()
+        for one in map(datetime.fromisoformat, days):
+            for fold in (0, 1):
+                at = one.replace(fold=fold).timestamp()
+                if one.tzinfo or datetime.fromtimestamp(at) == one:
+                    found.add(at)
     except (ValueError, OverflowError, OSError):
         why = f"expected a time of day or a date, got {text!r}"
         raise ConfigError(why, hint="for example 14:05 or 2026-11-21T14:05") from None
+    if not found:
+        why = f"there was no {text} here: the clocks went forward"
+        raise ConfigError(why, hint="name another time, or a zone, such as ...T02:30+01:00")
+    return sorted((at for at in found if at <= now or not is_time), reverse=True)
+
+
+def _parse_instant(text: str, now: float) -> float:
+    """Return the latest moment until now that a text means, or the only one; see
+    `_list_instants`.
+    """
+    found = _list_instants(text, now)
+    return next((at for at in found if at <= now), found[-1])
 
 
 def parse_every(text: str) -> Every:
@@ -136,17 +156,17 @@ def parse_variation(text: str) -> SettingSweep:
     )
 
 
-def open_commit_at(state: str, at: str | None, verify: bool) -> StateReader:
+def open_commit_at(out: Output, state: str, at: str | None, verify: bool) -> StateReader:
     """Return the reader of the commit that `--at` means, None: the last. ConfigError,
     StateError.
     """
     from protokv.state.reader import StateReader
 
     reader = StateReader.open(state, verify=verify)
-    return reader if at is None else reader.at(_find_stream_time(at, reader, time.time()))
+    return reader if at is None else reader.at(_find_stream_time(out, at, reader, time.time()))
 
 
-def _find_stream_time(text: str, reader: StateReader, now: float) -> float:
+def _find_stream_time(out: Output, text: str, reader: StateReader, now: float) -> float:
     """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds
     since 1970.
 
@@ -165,6 +185,13 @@ def _find_stream_time(text: str, reader: StateReader, now: float) -> float:
     if not clocks:
         return parse_duration(given)
     wanted = _parse_instant(given, now)
+    twins = [at for at in _list_instants(given, now) if 0 < abs(at - wanted) < 7200]
+    if twins:
+        both = (
+            f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%dT%H:%M:%S%z}"
+            for at in (wanted, *twins)
+        )
+        out.note("{} came twice that night: {} is meant, {} is the other".format(given, *both))
     found = [at for one in clocks if (at := one.stream_time(wanted)) > float("-inf")]
     if not found:
         times = (

@@ -182,7 +182,7 @@ def _ask_one(
             from protokv_cli.frames import find_state_videos
 
         with clock.stage("state"):
-            reader = open_commit_at(state, ask.at, ask.verify)
+            reader = open_commit_at(out, state, ask.at, ask.verify)
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_state_videos(reader, answers.how.video)
@@ -222,7 +222,7 @@ def _ask_many(
     def make_rows() -> Iterator[dict[str, Any]]:
         for state in states:
             try:
-                session = open_commit_at(state, ask.at, ask.verify).session(backbone)
+                session = open_commit_at(out, state, ask.at, ask.verify).session(backbone)
             except StateError as error:
                 failed.append(state)
                 out.error(

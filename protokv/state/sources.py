@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -220,11 +221,15 @@ class WallClockLog:
     frames_damaged: int = 0  # frames that could not be decoded, or are damaged
     committed_at: float = 0.0  # real time of this commit
 
-    def add_anchor(self, stream_s: float, real_s: float) -> None:
-        """Note the real time at a stream time; keep it if it does not follow from the anchors."""
-        if not self.anchors or abs(self.real_time(stream_s) - real_s) > _STEADY_S:
-            del self.anchors[1 : max(1, len(self.anchors) - _MOST + 2)]
-            self.anchors.append((stream_s, real_s))
+    def add_anchor(self, stream_s: float, real_s: float) -> bool:
+        """Note the real time at a stream time; keep it, and return True, if it does not follow from
+        the anchors.
+        """
+        if self.anchors and abs(self.real_time(stream_s) - real_s) <= _STEADY_S:
+            return False
+        del self.anchors[1 : max(1, len(self.anchors) - _MOST + 2)]
+        self.anchors.append((stream_s, real_s))
+        return True
 
     def begin_gap(self, from_s: float, why: str) -> None:
         """Begin a gap, unless the source is lost already."""
@@ -262,6 +267,10 @@ class WallClockLog:
                 # the next anchor.
                 return min(stream_s + real_s - since_s, until_s)
             until_s = stream_s
+        # A clock that was set back: the time after it, counted back, may lie between two anchors.
+        for (from_s, _), (stream_s, since_s) in pairwise(self.anchors):
+            if (at_s := stream_s - since_s + real_s) >= from_s:
+                return at_s
         return -math.inf
 
     def describe(self) -> dict[str, Any]:
