@@ -4,3 +4,8 @@ The weights are Qwen2.5-VL checkpoints that `from_pretrained` loads; `network` r
 transformers. They read the drawn shapes of `samples.worlds`, and `samples.training` trained them;
 neither is part of the installed package.
 """
+
+from __future__ import annotations
+
+WORLD_COMMENT = "drawn by the procedural world of protokv/mini"
+"""What the container of a video says that these models can read."""

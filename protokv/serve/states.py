@@ -8,14 +8,17 @@ does a link. Knows no web.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter, OrderedDict
 from pathlib import Path
 
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
-from protokv.errors import StateNotFound
+from protokv.errors import StateError, StateNotFound
 from protokv.state.folder import find_states
+from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
+from protokv.state.sources import find_notice
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
@@ -83,10 +86,7 @@ class StateFolder:
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         """
-        if not self._is_inside(path):
-            raise StateNotFound(
-                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
-            )
+        self._check_inside(path)
         version = _version(path)
         if (fed := self.fed.get(path)) is not None:
             return fed
@@ -97,6 +97,32 @@ class StateFolder:
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
         return known[1]
+
+    def find_notice(self, path: Path) -> str:
+        """Return what to say of every answer of a state; empty: nothing, or it cannot be read."""
+        try:
+            return find_notice(StateReader.open(path).header)
+        except StateError:
+            return ""
+
+    def list_commits(self, path: Path) -> list[float]:
+        """Return the stream times that can be asked, in seconds. Raises as `open_session`."""
+        return StateReader.open(path).commits_s
+
+    def open_commit(self, path: Path, at: str) -> Session:
+        """Return a session of the kept commit that a time means, as `query --at` reads it; it is
+        not kept for the next question. Raises as `open_session`; ConfigError: it is no time.
+        """
+        self._check_inside(path)
+        reader = StateReader.open(path)
+        moment = find_stream_moment(at, reader, time.time())
+        return reader.at(moment.stream_s).session(self.backbone)
+
+    def _check_inside(self, path: Path) -> None:
+        if not self._is_inside(path):
+            raise StateNotFound(
+                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
+            )
 
 
 def _text(path: Path) -> str:

@@ -146,7 +146,12 @@ def check_state_fits(header: StateHeader, identity: BackboneIdentity) -> None:
 
 
 def load_recorded_backbone(
-    header: StateHeader, name: str | None = None, revision: str | None = None, **placement: Any
+    header: StateHeader,
+    name: str | None = None,
+    revision: str | None = None,
+    *,
+    default: str | None = None,
+    **placement: Any,
 ) -> Backbone:
     """Load the model that the caller names, or else the one that a state names.
 
@@ -154,13 +159,19 @@ def load_recorded_backbone(
     packaged model and hub models in the local cache are loaded by such a name, the latter at the
     commit that the state names.
 
-    Arguments and errors are those of `load_backbone`; revision, dtype and cost of a frame are the
+    `default` names the model where the state's own cannot be loaded so. Other arguments and errors
+    are those of `load_backbone`; revision, dtype and cost of a frame are the
     state's unless given. ModelError if the state names a folder, or a model that is not in the
     cache.
     """
     if placement.get("dtype") is None:
         placement["dtype"] = header.backbone.dtype
-    backbone = _load(header, name, revision, placement)
+    try:
+        backbone = _load(header, name, revision, placement)
+    except ModelError:
+        if default is None:
+            raise
+        backbone = load_backbone(default, revision=revision, **placement)
     tokens = header.settings.get("frame_tokens")
     same_family = header.backbone.family == backbone.identity.family
     if placement.get("frame_tokens") is None and same_family and isinstance(tokens, int):

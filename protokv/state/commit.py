@@ -209,6 +209,23 @@ def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
             found.release()
 
 
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Return True while a process holds the right to write to `path`, as far as this can be
+    known.
+    """
+    # Nothing is created: a writer removes its file, and a killed one leaves it behind, unlocked.
+    try:
+        import fcntl
+
+        with _hidden(Path(os.path.realpath(path)), "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
 @contextmanager
 def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the system into a StateError with a hint."""

@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from protokv.bucket import list_bucket
 from protokv.core.backbone import Backbone
-from protokv.errors import ConfigError, StateError, StateNotFound
-from protokv.state.checkpoint import load_recorded_backbone, read_state_memory_config
+from protokv.errors import ConfigError, StateError, StateMismatch, StateNotFound
+from protokv.state.checkpoint import (
+    check_state_fits,
+    load_recorded_backbone,
+    read_state_memory_config,
+)
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.store import STATE_FORMS, is_remote_state
@@ -103,15 +109,35 @@ def describe_states(place: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def load_backbone_for_states(
-    states: Iterable[str],
-    name: str | None,
-    revision: str | None = None,
-    *,
-    device: str,
-    device_map: str | None,
+def group_by_model(states: Iterable[str]) -> list[str]:
+    """Return states in order, those of one model together; those that cannot be read come last."""
+    groups = dict[str, list[str]]()
+    unread = list[str]()
+    for state in states:
+        try:
+            identity = StateReader.open(state).header.backbone
+            groups.setdefault(f"{identity.weights_digest} {identity.dtype}", []).append(state)
+        except StateError:
+            unread.append(state)
+    return [*chain.from_iterable(groups.values()), *unread]
+
+
+def load_fitting_backbone(
+    loaded: Backbone | None, header: StateHeader, backbone: str | None = None, **how: Any
 ) -> Backbone:
-    """Load the model of the first readable state; arguments as for `load_recorded_backbone`.
+    """Return the model that is `loaded` if it made a state, else that of the state; `backbone` and
+    `how` are as for `load_recorded_backbone`. A model that is named is loaded once.
+    """
+    if loaded is not None:
+        with suppress(StateMismatch):
+            if backbone is None:
+                check_state_fits(header, loaded.identity)
+            return loaded
+    return load_recorded_backbone(header, backbone, **how)
+
+
+def load_backbone_for_states(states: Iterable[str], **how: Any) -> Backbone:
+    """Load the model of the first readable state; arguments as for `load_fitting_backbone`.
 
     StateError: no state can be read; the first reason is given. ModelError: the model cannot be
     loaded.
@@ -119,10 +145,7 @@ def load_backbone_for_states(
     reasons = list[StateError]()
     for state in states:
         try:
-            header = StateReader.open(state).header
-            return load_recorded_backbone(
-                header, name, revision, device=device, device_map=device_map
-            )
+            return load_fitting_backbone(None, StateReader.open(state).header, **how)
         except StateError as error:
             reasons.append(error)
     raise reasons[0]

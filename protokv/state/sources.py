@@ -35,6 +35,12 @@ MOST_STANDING_ANSWERS = 64
 MOST_ANSWER_CHARACTERS = 500
 
 
+FOREIGN_NOTICE = (
+    "the embedded model reads drawn shapes only, and this video is no such: its answers mean "
+    "nothing. Watch it with another --model"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSegment:
     """The part of a stream that comes from one source."""
@@ -76,6 +82,22 @@ def make_next_segment(header: StateHeader) -> StreamSegment:
 def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
     """Return the records of all sources of a state, in order. Raises as `read_last_segment`."""
     return (*read_last_segment(header).earlier, header.source or {})
+
+
+def find_notice(header: StateHeader) -> str:
+    """Return what to say of every answer of a state whose model cannot read what it has watched:
+    an embedded one, which reads drawn shapes alone. Empty otherwise, or if a state of before does
+    not tell. Raises as `read_last_segment`.
+    """
+    sources = [one for one in list_state_sources(header) if one]
+    # Clients push frames of their own.
+    drawn = all(one.get("drawn", one.get("kind") != "pushed") for one in sources)
+    return "" if drawn else make_notice(header.backbone.name)
+
+
+def make_notice(model: str) -> str:
+    """Return the notice of an embedded model for a video that is not drawn; empty for others."""
+    return FOREIGN_NOTICE if model.startswith("protokv/") else ""
 
 
 def read_fingerprints(header: StateHeader) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import av
 
 from protokv.errors import SourceUnreadable
+from protokv.mini import WORLD_COMMENT
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import (
@@ -174,6 +175,7 @@ class AVSource(Source):
             width=width,
             height=height,
             seekable=ends,
+            drawn=container.metadata.get("comment") == WORLD_COMMENT,
         )
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":

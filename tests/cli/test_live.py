@@ -15,7 +15,7 @@ import pytest
 
 from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events
 from protokv.memories import DurableConfig
-from protokv_cli import parsing
+from protokv.state import moments
 from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import EventPrinter
 from tests.cameras import EPOCH, World, gone
@@ -99,7 +99,7 @@ def test_a_time_of_the_night_when_clocks_change_is_its_latest_past_moment(
     now: str, text: str, meant: str
 ) -> None:
     at, wanted = (datetime.fromisoformat(one).timestamp() for one in (now, meant))
-    assert parsing._parse_instant(text, at) == wanted
+    assert moments.parse_instant(text, at) == wanted
 
 
 @pytest.mark.usefixtures("berlin")
