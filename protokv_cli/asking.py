@@ -212,6 +212,7 @@ class Answerer:
     shows: bool = False
     alone: bool = False  # then do not repeat the question before it
     at_prompt: bool = False  # questions are typed, and are one conversation
+    notice: str = ""  # what to say of every answer of the state
     _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(
@@ -278,6 +279,9 @@ class Answerer:
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
                 self.out.text(format_evidence_line(answer.evidence))
+        if self.notice:
+            row["notice"] = self.notice
+            self.out.note(f"Note: {self.notice}", once=not self.shows)
         if expected is not None:
             from protokv.replay.questions import is_expected_answer
 

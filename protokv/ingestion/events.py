@@ -107,6 +107,7 @@ class QuestionAnswered(StandingAnswer):
     took_s: float = 0.0  # that asking took
     late_s: float | None = None  # how far behind a live source the answer came; None: it is a file
     frames_dropped: int = 0  # sampled frames that a live source lost meanwhile
+    notice: str = ""  # why the answer means nothing; empty: the model can read the video
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from protokv.errors import StateError, StateNotFound
 from protokv.machine import measure_free_memory
 from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.folder import find_states
+from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
+from protokv.state.sources import find_notice
 from protokv.state.store import STATE_FORMS
 from protokv.stream.opening import open_session
 from protokv.stream.session import Session
@@ -113,10 +116,7 @@ class StateFolder:
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         """
-        if not self._is_inside(path):
-            raise StateNotFound(
-                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
-            )
+        self._check_inside(path)
         version = _version(path)
         if (fed := self.fed.get(path)) is not None:
             return fed
@@ -127,6 +127,32 @@ class StateFolder:
             known = (version, open_session(reader, self.backbone))
         self._sessions[path] = known
         return known[1]
+
+    def find_notice(self, path: Path) -> str:
+        """Return what to say of every answer of a state; empty: nothing, or it cannot be read."""
+        try:
+            return find_notice(StateReader.open(path).header)
+        except StateError:
+            return ""
+
+    def list_commits(self, path: Path) -> list[float]:
+        """Return the stream times that can be asked, in seconds. Raises as `open_session`."""
+        return StateReader.open(path).commits_s
+
+    def open_commit(self, path: Path, at: str) -> Session:
+        """Return a session of the kept commit that a time means, as `query --at` reads it; it is
+        not kept for the next question. Raises as `open_session`; ConfigError: it is no time.
+        """
+        self._check_inside(path)
+        reader = StateReader.open(path)
+        moment = find_stream_moment(at, reader, time.time())
+        return open_session(reader.at(moment.stream_s), self.backbone)
+
+    def _check_inside(self, path: Path) -> None:
+        if not self._is_inside(path):
+            raise StateNotFound(
+                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
+            )
 
     def _make_room(self, reader: StateReader) -> None:
         """Forget sessions, the oldest first, until one more fits. StateError: it never would."""

@@ -109,9 +109,7 @@ class Session(AskedStream):
                 raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
         session = super().restore(state, backbone)
         if system is not None and session.sink_tokens != len(backbone.prefix_ids):
-            raise StateCorrupt(
-                "the system prompt of the state is not the one that it was made with"
-            )
+            raise StateCorrupt("the system prompt of the state is not the one it was made with")
         return session
 
     def _take_memory(self, memory: Memory, sink_tokens: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache

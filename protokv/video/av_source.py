@@ -20,6 +20,7 @@ import av
 from av.video.reformatter import VideoReformatter
 
 from protokv.errors import SourceUnreadable
+from protokv.mini import WORLD_COMMENT
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import (
@@ -176,6 +177,7 @@ class AVSource(Source):
             width=width,
             height=height,
             seekable=ends,
+            drawn=container.metadata.get("comment") == WORLD_COMMENT,
         )
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":

@@ -91,6 +91,8 @@ class SourceInfo:
     fingerprint: str | None = None
     seekable: bool = True  # whether it can be read more than once, and from a later time
     mirrored: bool = False  # `image` was mirrored left to right before it was turned
+    # its container says that it is of the drawn world, which the embedded models can read
+    drawn: bool = False
 
 
 @dataclass(frozen=True)

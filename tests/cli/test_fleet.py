@@ -221,6 +221,12 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert [(row["question"], row["rank"]) for row in ranked] == asked
     assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
 
+    likely = protokv("query", "states", "--top", "3", "--choices", "red,blue", "ring ?").rows()
+    shares = [row["probabilities"]["red"] for row in likely]
+    assert shares == sorted(shares, reverse=True) == [row["probability"] for row in likely]
+    other = protokv("query", "states", "--top", "3", "--choices", "blue,red", "ring ?").rows()
+    assert [row["probability"] for row in other] == pytest.approx([1 - one for one in shares[::-1]])
+
     head, *lines = protokv(
         "query", "states", "--top", "2", "what is first ?", "-f", "table"
     ).out.splitlines()
