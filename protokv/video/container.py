@@ -8,9 +8,11 @@ go to FFmpeg unchanged. Errors show an address without its secrets.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import math
 import os
+import re
 import select
 import socket
 from collections.abc import Mapping
@@ -73,6 +75,11 @@ _ANALYSE_US = "1000000"
 
 # A reader that waits for a pipe asks again after this many seconds whether to stop.
 _ASK_S = 0.1
+
+# What text begins with, and what it does not contain.
+_HEAD_BYTES = 512
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 # AVDISCARD_ALL
 _DISCARD_ALL = 48
@@ -172,12 +179,14 @@ def _refuse(
     name = address.name_source(text)
     hint = _HINTS.get(kind, _HINT)
     why = explain_ffmpeg_error(error, None if kind == "file" else timeout_s)
-    if kind == "file" and isinstance(error, av.error.ArgumentError):
-        why = (
-            f"expected a video file, {name} has a format that is not read: "
-            "text, a playlist or a list of files"
+    if _is_text(pipe.head if pipe is not None else _read_head(text) if kind == "file" else b""):
+        return SourceUnreadable(
+            f"{name} is text and not a video: playlists are read from addresses alone",
+            hint="name its address, a video file itself, or make one file of a playlist: "
+            "`ffmpeg -i LIST.m3u8 -c copy OUT.ts`",
         )
-        return SourceUnreadable(why, hint="name the video file itself")
+    if kind == "file" and isinstance(error, av.error.ArgumentError):
+        why = "it has a format that is not read"
     if kind == "file":
         return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
     if pipe is not None:
@@ -217,6 +226,19 @@ def _refuse(
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
 
 
+def _read_head(path: str) -> bytes:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(_HEAD_BYTES)
+    return b""
+
+
+def _is_text(head: bytes) -> bool:
+    """Return True for the beginning of a text in any usual encoding."""
+    # Text in UTF-16 has a byte of 0 for each letter of ASCII.
+    plain = head.replace(b"\0", b"") if head[:2] in _UTF_16 else head
+    return len(plain) > 1 and not _CONTROL.search(plain)
+
+
 def _tell_unknown_host(error: Exception, text: str) -> Exception:
     """Return an error of FFmpeg, which says EIO where a host is not known; then one that says
     so.
@@ -234,7 +256,7 @@ def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
         return SourceUnreadable(
             f"nothing came from {name}", hint="look at what the program before it says"
         )
-    if head[4:] == b"ftyp":
+    if head[4:8] == b"ftyp":
         return make_mp4_index_error(name)
     why = f"{name} is not a video: FFmpeg knows no format that begins like it"
     return SourceUnreadable(
@@ -303,5 +325,5 @@ class _Pipe:
             data = os.read(self._number, n)
         except OSError as error:
             raise EOFError from error
-        self.head = self.head or data[:8]
+        self.head = self.head or data[:_HEAD_BYTES]
         return data
