@@ -70,6 +70,9 @@ _OPTIONS = {
     "screen": {"framerate": "10"},
 }
 
+# A recorder that starts again may give its streams other numbers in MPEG-TS: they go on.
+_ANY = {"merge_pmt_versions": "1"}
+
 # FFmpeg looks at this much of a stream before it gives a frame; its default is five seconds.
 _ANALYSE_US = "1000000"
 
@@ -122,7 +125,8 @@ def open_container(
     form = _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
-    options = {"max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS, **(extra or {})}
+    options = {**_ANY, "max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS}
+    options |= extra or {}
     try:
         if kind == "file" and os.name == "posix":
             # FFmpeg duplicates it
@@ -152,6 +156,7 @@ def _choose_options(
 ) -> dict[str, str]:
     plain = kind.removesuffix("s")
     options = {
+        **_ANY,
         "max_pixels": str(max_pixels),
         "analyzeduration": _ANALYSE_US,
         **_OPTIONS.get(plain, {}),

@@ -76,6 +76,41 @@ def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(
     assert found == list(zip(times, numbers, strict=True))[61 + 30 :]
 
 
+def join_later(tmp_path: Path, **later: Any) -> Path:
+    """Write a recording of 61 frames, and behind it one of other numbers whose times go on."""
+    ticks = [2440 + t for t in STEADY]
+    later = {"options": {"bf": "0"}} | later
+    parts = [Clip(STEADY, suffix="ts", options={"bf": "0"}), Clip(ticks, suffix="ts", **later)]
+    joined = tmp_path / "x.ts"
+    data = [write(clip, tmp_path / f"{n}.ts").read_bytes() for n, clip in enumerate(parts)]
+    joined.write_bytes(b"".join(data))
+    return joined
+
+
+X265 = {"x265-params": "log-level=none"}
+OTHER_PIDS: dict[str, dict[str, Any]] = {
+    "pid": {"mux": {"mpegts_start_pid": "300"}},
+    "table": {"mux": {"mpegts_pmt_start_pid": "4242", "mpegts_start_pid": "300"}},
+    "pid with sound": {"mux": {"mpegts_start_pid": "300"}, "audio_s": 2.0},
+    "codec": {"codec": "libx265", "options": X265},
+    "codec and pid": {"codec": "libx265", "options": X265, "mux": {"mpegts_start_pid": "300"}},
+    "program": {"mux": {"mpegts_service_id": "7", "mpegts_start_pid": "300"}},
+}
+
+
+@pytest.mark.parametrize("change", OTHER_PIDS)
+def test_a_recording_that_changes_its_pid_or_codec_goes_on_or_says_what_is_left(change, tmp_path):
+    for times, _, source in read_both(join_later(tmp_path, **OTHER_PIDS[change])):
+        if change.startswith("pid"):
+            assert times[-1] - times[0] == pytest.approx(121 * 0.04, abs=0.01)
+            assert len(times) >= 119
+            assert source.damage.frames_lost == 122 - len(times)
+        elif "codec" in change:
+            assert source.damage.frames_lost > 20
+        else:
+            assert source.notes
+
+
 PAUSES = {
     "a pause of a quarter of an hour": [*STEADY, *(900_000 + t for t in STEADY)],
     "a pause of 90 minutes": [*STEADY, *(5_400_000 + t for t in STEADY)],
