@@ -19,9 +19,6 @@ from protokv.video.container import explain_ffmpeg_error
 from protokv.video.probe import STALE_MEMORY_DECODERS, StreamProbe
 from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
 
-# The first frame of these is a key frame; others may be recorded from anywhere in a stream.
-_BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
-
 # The header of these states a length; that of others comes from their last time stamps, or from
 # their bytes.
 _STATING = {"mov", "flv", "asf"}
@@ -246,9 +243,8 @@ class FrameDecoder:
             return
         if packet.is_corrupt:
             self._corrupt_s.add(due_s)
-        # A file begins with a key frame, unless it was recorded out of a stream.
-        whole = not self._drop_leading and self._found.info.container in _BEGINNING_WITH_KEY
-        if whole if self._key_s is None else self._key_s <= due_s:
+        # Frames before the first key frame are lost, but for those that a seek has left behind.
+        if not self._drop_leading if self._key_s is None else self._key_s <= due_s:
             self.losses.expect(due_s)
 
     def _decode(self, packet: Any) -> list[Any]:
