@@ -185,6 +185,7 @@ class FrameDecoder:
                 f"at {time_s:.2f} s another recording is joined on: times go on"
             ),
             on_damage=losses.note_damage,
+            on_missing=self._note_missing,
         )
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
@@ -201,6 +202,11 @@ class FrameDecoder:
                     self._end_s, time_s + (self._timing.stays_s(time_s, packet) or 0.0)
                 )
             yield packet
+
+    def _note_missing(self, time_s: float, gap_s: float) -> None:
+        if time_s >= self.losses.start_s:
+            lost = max(1, round(gap_s / self._timing.interval_s))
+            self.losses.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
 
     def _watch(self, packet: Any) -> Any:
         self._last_dts = packet.dts if packet.dts is not None else self._last_dts
@@ -284,7 +290,8 @@ class FrameDecoder:
             return None
         if not losses.take(time_s):
             return None
-        if (decoded.is_corrupt or time_s in self._corrupt_s) and ticks not in self._clock.excused:
+        marked = time_s in self._corrupt_s and ticks not in self._clock.excused
+        if marked or decoded.is_corrupt:
             losses.note_damage(time_s, "a frame is marked as corrupt")
         self._corrupt_s.discard(time_s)
         picture = partial(self._convert, decoded)
