@@ -208,10 +208,21 @@ def test_a_track_has_equal_lines_in_every_container(
         lines = tuple(line.shift(-late_s) for line in lines)
         assert [line[:2] for line in lines] == [pytest.approx(one[:2]) for one in said[:2]]
         assert "two\nrows" in lines[-1].text
-        assert codec != "ass" or lines[0].text == "x < y"
+        assert codec != "ass" or lines[0].text == "x &lt; y"
         assert [line.start_s for line in part.lines(number).lines] == pytest.approx(
             [one[0] - 1 + late_s for one in said[:2]]
         )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"), [("mp4", "mov_text"), ("mkv", "srt"), ("a.mkv", "ass"), ("mkv", "webvtt")]
+)
+def test_what_stands_behind_a_byte_of_0_in_a_packet_is_not_said(suffix, codec, tmp_path):
+    path = write_subtitled(tmp_path / f"x.{suffix}", {"eng": [(0.5, 1.5, "first QDTG1")]}, codec)
+    path.write_bytes(path.read_bytes().replace(b" QDTG1", b"\0QDTG1"))
+    with open_source(path) as source:
+        (line,) = source.lines(source.texts[0].number).lines
+    assert line.text == "first"
 
 
 def test_webvtt_of_mkvtoolnix_is_read_and_a_track_that_gives_no_line_says_so(
