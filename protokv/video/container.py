@@ -9,14 +9,17 @@ go to FFmpeg unchanged. Errors show an address without its secrets.
 from __future__ import annotations
 
 import codecs
+import ctypes
 import errno
 import math
 import os
 import re
 import select
 import socket
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +27,7 @@ import av
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
+from protokv.video.boxes import check_declared_samples
 from protokv.video.source import ShouldStop, never_stop
 
 # The demultiplexers that files may be read with, by content. None makes pictures of text or opens
@@ -79,6 +83,10 @@ _ANALYSE_US = "1000000"
 # A reader that waits for a pipe asks again after this many seconds whether to stop.
 _ASK_S = 0.1
 
+# A block of memory in FFmpeg: an index of a stream, or a plane of a frame, in bytes.
+_block_bytes = 512 << 20
+_BYTES_OF_PIXEL = 9
+
 # What text begins with, and what it does not contain.
 _HEAD_BYTES = 512
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -125,12 +133,16 @@ def open_container(
     form = _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
+    limit_ffmpeg_blocks(max_pixels)
     options = {**_ANY, "max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS}
     options |= extra or {}
     try:
         if kind == "file" and os.name == "posix":
             # FFmpeg duplicates it
             number = os.open(text, os.O_RDONLY | os.O_NONBLOCK)
+            with suppress(OSError, zlib.error), os.fdopen(number, "rb", closefd=False) as file:
+                check_declared_samples(file, text)
+            os.lseek(number, 0, os.SEEK_SET)
             where = "fd:"
             options |= {"protocol_whitelist": "fd", "fd": str(number)}
         elif kind == "file":
@@ -141,6 +153,8 @@ def open_container(
             where, how["timeout"] = _name_device(text, kind), (timeout_s, timeout_s)
             options = _choose_options(kind, max_pixels, timeout_s, extra or {})
         return av.open(where, "r", format=form, options=options, **how)
+    except SourceUnreadable:
+        raise
     except Exception as error:  # PyAV raises more than its own errors on a damaged file
         # The cause names the address with its secrets.
         raise _refuse(_tell_unknown_host(error, text), kind, text, timeout_s, pipe) from (
@@ -149,6 +163,18 @@ def open_container(
     finally:
         if number is not None:
             os.close(number)
+
+
+def limit_ffmpeg_blocks(max_pixels: int) -> None:
+    """Let FFmpeg take no block of memory above 512 MiB, or of a frame with so many pixels.
+
+    The limit is that of the process, and never falls. PyAV has no function for it; where the
+    library cannot be found by its symbols, there is none.
+    """
+    global _block_bytes
+    _block_bytes = max(_block_bytes, _BYTES_OF_PIXEL * max_pixels)
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(av._core.__file__).av_max_alloc(ctypes.c_size_t(_block_bytes))
 
 
 def _choose_options(
@@ -232,7 +258,7 @@ def _refuse(
 
 
 def _read_head(path: str) -> bytes:
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), Path(path).open("rb") as file:
         return file.read(_HEAD_BYTES)
     return b""
 
