@@ -136,7 +136,7 @@ class TextTrack(NamedTuple):
 
 class SubtitleLine(NamedTuple):
     """What is shown from `start_s` to `end_s` of the source, in one or more rows, with the markup
-    of HTML or WebVTT.
+    of WebVTT.
     """
 
     start_s: float
