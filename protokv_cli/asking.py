@@ -6,6 +6,7 @@ A question that cannot be asked is told with its place, and the others are answe
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -95,14 +96,22 @@ def read_questions(
 
 
 def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
-    """Open a text file, or stdin for `-`, as UTF-8 with or without its mark; what is none is
-    refused line by line.
+    """Open a text file, or stdin for `-`, as UTF-8 with or without its mark, or as UTF-16 with it;
+    what is none is refused line by line.
     """
     if place != "-":
-        return Path(place).open(encoding="utf-8-sig", errors="surrogateescape")
+        file = Path(place).open("rb")
+        return TextIOWrapper(file, **_choose_encoding(file))
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
+        sys.stdin.reconfigure(**_choose_encoding(sys.stdin.buffer))
     return nullcontext(sys.stdin)
+
+
+def _choose_encoding(file: Any) -> dict[str, str]:
+    begins = file.peek(2)[:2] if hasattr(file, "peek") else b""
+    marked = begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "utf-16" if marked else "utf-8-sig"
+    return {"encoding": encoding, "errors": "surrogateescape"}
 
 
 def _parse_lines(place: str, name: str, refusals: QuestionErrors) -> Iterator[UserQuestion]:
@@ -212,6 +221,7 @@ class Answerer:
     shows: bool = False
     alone: bool = False  # then do not repeat the question before it
     at_prompt: bool = False  # questions are typed, and are one conversation
+    notice: str = ""  # what to say of every answer of the state
     _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(
@@ -278,6 +288,9 @@ class Answerer:
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
                 self.out.text(format_evidence_line(answer.evidence))
+        if self.notice:
+            row["notice"] = self.notice
+            self.out.note(f"Note: {self.notice}", once=not self.shows)
         if expected is not None:
             from protokv.replay.questions import is_expected_answer
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protokv.errors import ConfigError, SourceUnreadable
+from protokv.state.moments import parse_duration
 from protokv.timings import Timings, time_stage
 from protokv_cli.hooks import SubprocessHook
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
@@ -29,7 +30,7 @@ from protokv_cli.options import (
     read_variable_lines,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_pair, parse_steps
+from protokv_cli.parsing import parse_every, parse_list, parse_pair, parse_steps
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:

@@ -74,8 +74,11 @@ class EventPrinter(ProgressBar):
         row = {"type": name_event(event), **asdict(event)}
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings)
-        if isinstance(event, events.QuestionAnswered) and self.hook:
-            self.hook(row)
+        if isinstance(event, events.QuestionAnswered):
+            if event.notice:
+                out.note(f"Note: {event.notice}")
+            if self.hook:
+                self.hook(row)
         if out.as_json:
             out.json(row)
         elif isinstance(event, events.QuestionAnswered):

@@ -120,7 +120,7 @@ def _read_document(
         return {"states": [state, other], **found}
     if flags.target is not None:
         return convert_state(state, flags.target, overwrite=flags.force, digests=flags.verify)
-    at_s = None if flags.at is None else open_commit_at(state, flags.at, flags.verify).at_s
+    at_s = None if flags.at is None else open_commit_at(out, state, flags.at, flags.verify).at_s
     document = describe_state(state, at_s=at_s, digests=flags.verify)
     show_commit_note(out, document["stream"]["duration_s"], at_s)
     return document
@@ -130,7 +130,7 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     """Show what was said, a line for each step with words."""
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
-    reader = open_commit_at(state, flags.at, flags.verify)
+    reader = open_commit_at(out, state, flags.at, flags.verify)
     lines = reader.transcript.lines
     record = read_recorded_subtitles(reader.state.source)
     show_commit_note(out, reader.state.clock.stream_time_s, reader.at_s)

@@ -206,6 +206,15 @@ class ModelFlags(Flags, panel="Model"):
         """Keywords of `load_backbone` that a model of a state takes, too."""
         return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
 
+    @property
+    def choice(self) -> dict[str, Any]:
+        """Keywords of `StateReader.session`. A state knows its model: the variable names the one
+        for states whose own model is not here, an option the one for all.
+        """
+        is_variable = self.model == os.environ.get("PROTOKV_MODEL")
+        name = {"default" if is_variable else "backbone": self.model}
+        return name | self.placement
+
     def check(self) -> None:
         """Refuse a model or a rate that cannot be, before anything heavy is imported. ConfigError,
         ModelError.

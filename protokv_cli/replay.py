@@ -13,6 +13,7 @@ import typer
 
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
+from protokv.state.moments import parse_duration
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import (
     SUBTITLES_HELP,
@@ -32,7 +33,7 @@ from protokv_cli.output import (
     tabulate_fields,
     tabulate_rows,
 )
-from protokv_cli.parsing import parse_duration, parse_list, parse_variation
+from protokv_cli.parsing import parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:

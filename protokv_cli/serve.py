@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from protokv.errors import ConfigError, StateNotFound
+from protokv.state.moments import parse_duration
 from protokv.texts import shorten_text
 from protokv_cli.options import (
     TOP_PANEL,
@@ -23,7 +24,7 @@ from protokv_cli.options import (
     option,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every
+from protokv_cli.parsing import parse_every
 
 _Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")
@@ -115,7 +116,7 @@ def serve(
         from protokv.stream.opening import load_backbone_for_states
 
         try:
-            backbone = load_backbone_for_states(find_states(states), model.model, **model.placement)
+            backbone = load_backbone_for_states(find_states(states), **model.choice)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(

@@ -7,15 +7,17 @@ Found in the model by its public `get_decoder`, whatever its family.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from inspect import signature
-from typing import Any
+from collections.abc import Callable, Mapping
+from inspect import signature, unwrap
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from protokv.core.rotary import rotate
+from protokv.core.rotary import keep_still, rotate
 from protokv.errors import ConfigError
+
+_PROBED: Final = 5  # a position at which keys differ from those at position 0
 
 
 def require_model_object(model: Any) -> None:
@@ -53,8 +55,7 @@ class LanguageDecoder:
         without angles.
         """
         if self._rotary is None:
-            still = torch.zeros(*positions.shape[:-1], 0, device=positions.device)
-            return still, still
+            return keep_still(positions)
         ids = self.to_ids(positions.reshape(-1, positions.shape[-1]))
         device = next((one.device for one in self._rotary.buffers()), positions.device)
         named = (
@@ -62,7 +63,15 @@ class LanguageDecoder:
             if "layer_type" in signature(self._rotary.forward).parameters
             else {}
         )
-        cos, sin = self._rotary(torch.zeros((), device=device), ids.to(device), **named)
+        # Without what renews its rates by the highest position: reading changes no model.
+        turn = unwrap(type(self._rotary).forward)
+        cos, sin = turn(self._rotary, torch.zeros((), device=device), ids.to(device), **named)
+        factor = getattr(self._rotary, "attention_scaling", 1.0)
+        factor = getattr(self._rotary, "full_attention_attention_scaling", factor)
+        if factor != 1:
+            # YaRN and LongRoPE lengthen keys, too; a key is lengthened once, not by each turn.
+            cos = cos / factor
+            sin = sin / factor
         if self._angle_order is not None:
             order = self._angle_order.to(cos.device)
             cos = cos[..., order]
@@ -71,6 +80,29 @@ class LanguageDecoder:
         return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(
             positions.device
         )
+
+    def find_rotated(self, keys: Callable[[int], Tensor], dtype_error: float) -> list[bool]:
+        """Return whether each layer rotates its keys; `keys` are those of a token at a position.
+
+        A token that sees itself alone has the same keys at any position, but for their rotation.
+        ConfigError: a layer turns them in another way, so no memory can undo it.
+        """
+        here = keys(0).float()
+        there = keys(_PROBED).float()
+        place = torch.full((1, self.position_components), _PROBED)
+        turned = rotate(here, *(one.to(here.device) for one in self.angles(place)))
+        found = []
+        for layer, (own, still, moved) in enumerate(zip(there, here, turned, strict=True)):
+            errors = [float((own - one).abs().max()) for one in (still, moved)]
+            if min(errors) > dtype_error * float(own.abs().max()):
+                raise ConfigError(
+                    f"layer {layer} places keys in a way that no memory can undo",
+                    hint="use a model with rotary positions, or with none",
+                )
+            found.append(errors[1] < errors[0])
+        if not any(found):
+            self._rotary = None
+        return found
 
     def to_ids(self, positions: Tensor) -> Tensor:
         """Return positions `[T, P]` in transformers' shape: `[1, T]` for RoPE, `[P, 1, T]` for

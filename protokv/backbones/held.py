@@ -6,10 +6,10 @@ weights does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any, Final
-from weakref import finalize
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from torch import Tensor
@@ -17,75 +17,75 @@ from torch import Tensor
 from protokv.backbones.decoder import LanguageDecoder
 from protokv.backbones.loading import identify_held_model
 from protokv.backbones.registry import find_family
-from protokv.backbones.stream_cache import StreamCache, StreamCacheLayer
+from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.attention import ATTENTION_NAME
-from protokv.core.backbone import BackboneIdentity
-from protokv.core.layers import LayerKind
-from protokv.core.rotary import PreciseRotary, Rotary
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.core.backbone import StreamModel
+from protokv.core.modes import plain_tensors
+from protokv.errors import ConfigError
 
 _ARGUMENTS: Final = ("cache", "past_key_values")
 
 
-class HeldModel(LanguageDecoder):
+class HeldModel(LanguageDecoder, StreamModel):
     """A decoder, and what its first keys tell of its layers."""
 
-    layers: int  # L, those with full attention, as in the next three
-    kv_heads: int  # H
-    head_size: int  # D
-    dtype: torch.dtype  # dtype of keys and values
-    device: torch.device  # device of its first layer with full attention
-    layer_devices: Sequence[torch.device] | None  # device of each of these layers
-
-    layer_kinds: Sequence[LayerKind]  # kinds of all its layers
-
     def __init__(self, model: Any) -> None:
-        """Read a model. ConfigError: it is none, or no memory serves its layers."""
+        """Read a model, set its attention, and try it with a token.
+
+        ConfigError: it is no model, it is being trained, or no memory serves its layers or its
+        attention.
+        """
         super().__init__(model)
+        if model.training:
+            why = "the model is being trained, and nothing is trained through a memory"
+            raise ConfigError(why, hint="call model.eval()")
         family = find_family(model.config.model_type)
         self.frames_per_step, self.default_fps = family.read_rate(model.config)
-        self.settings: Mapping[str, Any] = {}
-        # The hook goes with the last cache of the model.
-        hook = self.module.register_forward_pre_hook(_tell_positions, with_kwargs=True)
-        finalize(self, hook.remove)
-        self.layer_kinds = [kind for kind, _ in self.new_cache().kinds]
+        self.settings = {}
+        self.layer_kinds = [kind for kind, _ in StreamCache(self).kinds]
+        self._use_our_attention()
+        self._probe()
+        self._hooks = _HOOKS.get(id(model)) or _Hooks(model, self.module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeldModel:
         """Return itself: a copied stream goes on with the same model."""
         return self
 
-    def learn(self, keys: Tensor, devices: Sequence[torch.device] | None = None) -> None:
-        """Read sizes and dtype off keys `[L, H, n, D]`.
+    def _probe(self) -> None:
+        """Forward a token at two positions, to see what its layers make of it. ConfigError."""
+        layers: list[StreamCacheLayer] = []
 
-        `devices` are those of the layers with full attention; None: as the model is placed.
-        StateCorrupt: it has not so many of these layers.
-        """
-        layers = self.new_cache().layers
-        own = [i for i, layer in enumerate(layers) if isinstance(layer, StreamCacheLayer)]
-        self.layers, self.kv_heads, _, self.head_size = keys.shape
-        if self.layers != len(own):
-            raise StateCorrupt(f"the state has {self.layers} layers, the model has {len(own)}")
+        @plain_tensors()
+        def read(position: int) -> Tensor:
+            cache = StreamCache(self)
+            place = torch.full((1, self.position_components), position, device=weight.device)
+            ids = torch.full((1, 1), len(weight) // 2, device=weight.device)
+            where = {"position_ids": self.to_ids(place), CACHE_ARGUMENT: cache}
+            self.module(input_ids=ids, use_cache=True, **where)
+            cache.check_read()
+            layers[:] = cache.memory_layers
+            return cache.read_all()[0]
+
+        weight = self.module.get_input_embeddings().weight
+        half = torch.finfo(weight.dtype).bits < 32
+        rotated = self.find_rotated(read, 0.1 if half else 1e-3)
+        keys = layers[0].read()[0]
+        self.layers = len(layers)
+        self.kv_heads, _, self.head_size = keys.shape
         self.dtype = keys.dtype
-        placed = self.layer_devices_of_model()
-        self.layer_devices = [placed[i] for i in own] if devices is None else devices
+        self.layer_devices = [layer.device for layer in layers]
         self.device = self.layer_devices[0]
+        self.rotated = rotated if len(set(rotated)) > 1 else None
 
-    @property
-    def rotary(self) -> Rotary:
-        """The model's own angles."""
-        return self.angles
+    def identify(self) -> None:
+        """Find out which model this is; its weights may have changed."""
+        self.identity = identify_held_model(self.model)
 
-    @property
-    def precise_rotary(self) -> PreciseRotary:
-        """The same angles, without their rounding."""
-        return PreciseRotary(self.angles, self.position_components)
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model's own angles."""
+        return self.angles(positions)
 
-    @property
-    def identity(self) -> BackboneIdentity:
-        """Which model this is."""
-        return identify_held_model(self.model)
-
-    def use_our_attention(self) -> None:
+    def _use_our_attention(self) -> None:
         """Let the decoder attend by `protokv`. ConfigError: transformers cannot set it."""
         if self.config._attn_implementation != ATTENTION_NAME:
             self.module.set_attn_implementation(ATTENTION_NAME)
@@ -105,17 +105,54 @@ class HeldModel(LanguageDecoder):
         return cache
 
 
-def _tell_positions(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Tell a cache where the tokens stand that a decoder is about to forward; the model runs as
-    before.
+def _find_cache(named: dict[str, Any]) -> Any:
+    """Return the cache of ours that a model was called with; None: there is none."""
+    found = next((named[name] for name in _ARGUMENTS if named.get(name) is not None), None)
+    return found if hasattr(found, "begin") else None
 
-    A copied model has the hook twice, and the second call tells the same.
-    """
+
+def _begin_call(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tell a cache that a model is called."""
+    if cache := _find_cache(named):
+        cache.begin(called=True)
+
+
+def _begin_tokens(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tell a cache where the tokens stand that a decoder is about to forward."""
     if arguments:
         named = signature(module.forward).bind_partial(*arguments).arguments | named
-    cache: Any = next((named[name] for name in _ARGUMENTS if named.get(name) is not None), None)
-    if not hasattr(cache, "expect"):
-        return
-    ids = named.get("position_ids")
-    # The first of four rows counts tokens, for masks.
-    cache.expect(None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None])
+    if cache := _find_cache(named):
+        ids = named.get("position_ids")
+        # The first of four rows counts tokens, for masks.
+        where = None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None]
+        cache.begin(where, named.get("attention_mask"))
+
+
+def _end_tokens(module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
+    if cache := _find_cache(named):
+        cache.end()
+
+
+def _end_call(module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
+    if cache := _find_cache(named):
+        cache.end(called=True)
+
+
+class _Hooks:
+    """The hooks of a model, which go with the last cache of it."""
+
+    def __init__(self, model: Any, decoder: Any) -> None:
+        self._model = model  # so that no other model has its id
+        _HOOKS[id(model)] = self
+        for module, (begin, end) in ((model, _CALL), (decoder, _TOKENS)):
+            # A copied model has those of the other one.
+            for known in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [key for key, hook in known.items() if hook in (begin, end)]:
+                    del known[key]
+            finalize(self, module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            finalize(self, module.register_forward_hook(end, with_kwargs=True).remove)
+
+
+_CALL: Final = (_begin_call, _end_call)
+_TOKENS: Final = (_begin_tokens, _end_tokens)
+_HOOKS: Final = WeakValueDictionary[int, _Hooks]()

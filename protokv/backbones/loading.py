@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,9 +52,9 @@ class Placement:
     """Device, dtype and quantisation of a model."""
 
     dtype: torch.dtype  # dtype of weights, keys and values; a quantised model computes in it
-    device: torch.device  # device of the model, or of the parts that `device_map` does not place
+    device: torch.device  # device of the model, or of what `device_map` does not place
     device_map: str | None = None  # spreads layers over several devices; None: it does not
-    quantization: str | None = None  # quantisation of the weights, by bitsandbytes; None: none
+    quantization: str | None = None  # quantisation of the weights, by bitsandbytes
 
     @property
     def dtype_name(self) -> str:
@@ -163,6 +164,9 @@ def load_model(
     placement needs.
     """
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
+    # A config may name kernels of a hub, which transformers would fetch and run. Parts follow.
+    config._attn_implementation = None
+    config._experts_implementation = None
     _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
@@ -176,6 +180,7 @@ def load_model(
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
         path,
+        config=config,
         dtype=placement.dtype,
         use_safetensors=True,
         trust_remote_code=False,
@@ -241,6 +246,8 @@ def quiet_transformers() -> Iterator[None]:
     """
     collects = gc.isenabled()
     gc.disable()
+    # Some models ask a hub for code when they are made, if the package `kernels` is there.
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -356,13 +363,13 @@ def identify_held_model(model: Any) -> BackboneIdentity:
     name = model.name_or_path or model.config.model_type
     folder = find_model_folder(name)
     weight = model.get_input_embeddings().weight
-    stored = holds_weights(model, folder, weight.dtype)
+    stored = has_stored_weights(model, folder, weight.dtype)
     placement = Placement(weight.dtype, weight.device)
     digest = None if stored else digest_model_parameters(model)
     return identify_model(folder, name, model.config, placement, digest)
 
 
-def holds_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
+def has_stored_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
     """Return whether each weight of a model begins like one in the files of a folder, which have
     this dtype in the model. Weights that transformers stacks, of experts, are not looked at.
     """

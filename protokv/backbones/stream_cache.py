@@ -38,6 +38,18 @@ CACHE_ARGUMENT: Final = (
 )
 """The argument of a model that takes a cache; transformers renamed it in 5.24."""
 ATTENTION_HINT: Final = 'set it by model.set_attn_implementation("protokv")'
+_KNOWN: Final = frozenset(
+    {
+        "cache_position",
+        "dropout",
+        "is_causal",
+        "logits_to_keep",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+"""Keywords of attention that change nothing where nothing is trained."""
 _LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 
@@ -46,6 +58,7 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
 
     is_sliding = False
     is_croppable = True
+    is_read = True  # whether attention has read what came last
 
     def __init__(self, owner: StreamCache, number: int) -> None:
         CacheLayerMixin.__init__(self)
@@ -99,6 +112,7 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
             raise ConfigError(why, hint=ATTENTION_HINT)
         if not self.number:
             self.owner.note(key_states.shape[2])
+        self.is_read = False
         keys, values = self.append(key_states, value_states)
         keys = keys[:]
         setattr(keys, _LAYER, self)
@@ -151,11 +165,39 @@ def _attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return out
+    _check_keywords(module, kwargs)
     mask = None if attention_mask is None else attention_mask[0, 0]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     with torch.no_grad():
         attended = layer.owner.read_layer(layer, query[0], key[0], value[0], mask, scaling)
-    return attended.transpose(0, 1).unsqueeze(0), None
+    layer.is_read = True
+    attended = attended.transpose(0, 1).unsqueeze(0)
+    return (_Untrained.apply(attended, query) if query.requires_grad else attended), None
+
+
+class _Untrained(torch.autograd.Function):
+    """What attention over a memory returns, with no way back. ConfigError where one is sought."""
+
+    @staticmethod
+    def forward(context: Any, attended: Tensor, query: Tensor) -> Tensor:
+        """Return it."""
+        return attended.view_as(attended)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Any:
+        """Refuse."""
+        raise ConfigError("nothing is trained through a memory", hint="train without the cache")
+
+
+def _check_keywords(module: Any, named: dict[str, Any]) -> None:
+    """Refuse what a model hands to its attention and ours leaves out. ConfigError."""
+    if module.training:
+        why = "the model is being trained, and nothing is trained through a memory"
+        raise ConfigError(why, hint="call model.eval()")
+    for name, value in named.items():
+        if value is not None and name not in _KNOWN and not name.startswith("output_"):
+            why = f"{type(module).__name__} hands its attention {name}, which a memory leaves out"
+            raise ConfigError(why, hint="use another model")
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_forward)
@@ -273,6 +315,15 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             self.seen = _restore_layers(self.layers, self._settled, seen)
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise StateCorrupt("the state has layers that this model has not") from error
+
+    def check_read(self) -> None:
+        """Refuse a model whose layers stored keys that its attention has not read as they were.
+        ConfigError.
+        """
+        unread = [layer.number for layer in self.memory_layers if not layer.is_read]
+        if unread:
+            why = f"layer {unread[0]} changes its keys after the cache, so it reads no memory"
+            raise ConfigError(why, hint="use another model")
 
     def note(self, T: int) -> None:
         """Take note of `T` tokens that the first layer is about to store."""

@@ -70,8 +70,8 @@ class PreparedStep:
         return replace(self, pixels=self.pixels.pin_memory()) if device.type == "cuda" else self
 
 
-class Backbone(ABC):
-    """A vision-language model that reads steps and text at given positions."""
+class StreamModel(ABC):
+    """What a stream must know of a model."""
 
     identity: BackboneIdentity  # name, family and digests of the model
     layers: int  # L, those with full attention, as in the next three
@@ -82,6 +82,41 @@ class Backbone(ABC):
     layer_kinds: Sequence[LayerKind] = ()
     frames_per_step: int  # sampled frames that make one step
     default_fps: float  # the sampling rate of its training, in frames per second
+    # settings of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most
+    # visual tokens of a step
+    settings: Mapping[str, int | float | str]
+    dtype: torch.dtype  # dtype of embeddings, keys and values
+    # device of embeddings, positions and results, and of layers unless `layer_devices` differs
+    device: torch.device
+    # device of each layer of a spread model; None: all on `device`
+    layer_devices: Sequence[torch.device] | None = None
+    # whether each of these layers rotates its keys; None: all do, or none, as `rotary` says
+    rotated: Sequence[bool] | None = None
+
+    @abstractmethod
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their
+        device.
+        """
+
+    @cached_property
+    def precise_rotary(self) -> PreciseRotary:
+        """The same angles, without their rounding: they add up at any position."""
+        return PreciseRotary(self.rotary, self.position_components)
+
+    def new_cache(
+        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
+    ) -> TokenCache:
+        """Return its layers without a token, or with what `TokenCache.tensors` returned after
+        `seen` tokens. StateCorrupt: they lack it.
+        """
+        check_tensor_shapes(held or {}, ())
+        return TokenCache(self.layers)
+
+
+class Backbone(StreamModel):
+    """A vision-language model that reads steps and text at given positions."""
+
     stop_ids: frozenset[int]  # tokens that end an answer
     # how the model was published to answer; greedily if nothing is said
     decoding: Decoding = Decoding()
@@ -94,15 +129,6 @@ class Backbone(ABC):
     # whose attention shows the evidence of an answer; None: not measured
     reading_layers: Sequence[int] | None = None
     converses: bool = True  # whether the model was trained on conversations and system prompts
-    # settings of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most
-    # visual tokens
-    # of a step
-    settings: Mapping[str, int | float | str]
-    dtype: torch.dtype  # dtype of embeddings, keys and values
-    # device of embeddings, positions and results, and of layers unless `layer_devices` differs
-    device: torch.device
-    # device of each layer of a spread model; None: all on `device`
-    layer_devices: Sequence[torch.device] | None = None
     graphs: Graphs | None = None  # graphs of its vision tower
     # why `forward` cannot be captured as a graph (`protokv.device.graphs`); empty: it can
     why_eager: str = ""
@@ -338,17 +364,6 @@ class Backbone(ABC):
         return (passed + 0.5) / positions.clamp(min=1) * seconds
 
     @abstractmethod
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their
-        device.
-        """
-
-    @cached_property
-    def precise_rotary(self) -> PreciseRotary:
-        """The same angles, without their rounding: they add up at any position."""
-        return PreciseRotary(self.rotary, self.position_components)
-
-    @abstractmethod
     def forward(
         self,
         embeddings: Tensor,
@@ -373,15 +388,6 @@ class Backbone(ABC):
         """Return positions `[n, P]` int64 of text: the same number in every component."""
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
-
-    def new_cache(
-        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
-    ) -> TokenCache:
-        """Return its layers without a token, or with what `TokenCache.tensors` returned after
-        `seen` tokens. StateCorrupt: they lack it.
-        """
-        check_tensor_shapes(held or {}, ())
-        return TokenCache(self.layers)
 
     def unknown_words(self, question: str) -> list[str]:
         """Return the words of a question that the tokenizer cannot represent, in order; none for

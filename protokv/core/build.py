@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from protokv.core.backbone import StreamModel
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
 from protokv.core.packing import check_tensor_shapes
@@ -21,32 +21,10 @@ from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
-from protokv.machine import measure_machine_memory
+from protokv.machine import measure_free_memory
 
 
-class ModelFacts(Protocol):
-    """What a memory must know of a model; each as `Backbone` has it."""
-
-    layers: int
-    kv_heads: int
-    head_size: int
-    position_components: int
-    layer_kinds: Sequence[LayerKind]
-    frames_per_step: int
-    dtype: torch.dtype
-    device: torch.device
-    layer_devices: Sequence[torch.device] | None
-
-    @property
-    def rotary(self) -> Rotary:
-        """The angles of positions."""
-
-    @property
-    def precise_rotary(self) -> Rotary:
-        """Angles that add up."""
-
-
-def make_memory_shape(model: ModelFacts, config: MemoryConfig, sink_tokens: int) -> MemoryShape:
+def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int) -> MemoryShape:
     """Return what a memory must know of a model, with a prompt prefix of so many tokens.
 
     ConfigError: the model has layers that cannot do what a setting says.
@@ -64,6 +42,9 @@ def make_memory_shape(model: ModelFacts, config: MemoryConfig, sink_tokens: int)
     if LayerKind.SLIDING in others and config.positions == "compact":
         why = "positions: this model has sliding layers, whose windows do not move with a memory"
         raise ConfigError(why, hint="leave positions=compact out")
+    if model.rotated is not None and config.positions == "compact":
+        why = "positions: this model has layers that rotate no keys, which cannot be moved"
+        raise ConfigError(why, hint="leave positions=compact out")
     return MemoryShape(
         layers=model.layers,
         kv_heads=model.kv_heads,
@@ -73,11 +54,12 @@ def make_memory_shape(model: ModelFacts, config: MemoryConfig, sink_tokens: int)
         dtype=model.dtype,
         device=model.device,
         layer_devices=model.layer_devices,
+        rotated=model.rotated,
         frames_per_step=model.frames_per_step,
     )
 
 
-def choose_rotary(model: ModelFacts, config: MemoryConfig) -> Rotary:
+def choose_rotary(model: StreamModel, config: MemoryConfig) -> Rotary:
     """Return the angles by which a memory removes rotations: the model's own, or ones that add up
     if it is compact.
     """
@@ -88,15 +70,24 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor
     the device.
     """
-    cls = config.memory
-    spread = len(set(shape.layer_devices or ())) > 1
-
-    def make() -> Memory:
-        return LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
-
-    wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
-    if wanted > there / 16:
+    wanted = measure_memory(config, shape, rotary, there / 16)
+    if wanted > there:
+        raise OutOfMemory(
+            f"budget: {config.budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
+            f"and the device has {there / 2**30:.1f} GiB for it",
+            hint="choose a smaller budget",
+        )
+    return _make(config, shape, rotary)
+
+
+def measure_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, small: float) -> int:
+    """Return the bytes that a memory and a commit of it take, without making one.
+
+    Those of a commit alone if they are at most `small`, as the rest costs a second to find out.
+    """
+    wanted = sum(spec.nbytes for spec in config.memory.declare(config, shape))
+    if wanted > small:
         # A memory of tensors without data tells how many bytes one holds. A commit copies what is
         # saved, so both count. The import takes a second or two, and leaves cycles that would keep
         # the memories of all callers.
@@ -104,15 +95,15 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
 
         # A tensor of numbers would be made on the device in inference mode.
         with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
-            wanted += make().bytes_held
+            wanted += _make(config, shape, rotary).bytes_held
         gc.collect()
-    if wanted > there:
-        raise OutOfMemory(
-            f"budget: {config.budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
-            f"and the device has {there / 2**30:.1f} GiB",
-            hint="choose a smaller budget",
-        )
-    return make()
+    return wanted
+
+
+def _make(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
+    if len(set(shape.layer_devices or ())) > 1 or shape.rotated is not None:
+        return LayerShards(config.memory, config, shape, rotary)
+    return config.memory(config, shape, rotary)
 
 
 def restore_memory(
@@ -134,7 +125,7 @@ def restore_memory(
 
 
 def _device_bytes(device: torch.device) -> float:
-    """Return the memory of a device, used and free; infinite if unknown."""
+    """Return the free memory of a machine, or all of another device; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return measure_machine_memory() or math.inf
+    return measure_free_memory() or math.inf

@@ -22,6 +22,12 @@ float32, `R <= D`.
 """
 
 
+def keep_still(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the angles of keys that do not rotate: none, `[..., 0]`."""
+    still = torch.zeros(*positions.shape[:-1], 0, device=positions.device)
+    return still, still
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `[..., D]` by angles; in float32, the dtype of the angles."""
     R = cos.shape[-1]

@@ -126,6 +126,8 @@ class MemoryShape:
     device: torch.device  # device of all tensors, unless `layer_devices` says otherwise
     # device of each layer of a model spread over several; None: `device`
     layer_devices: Sequence[torch.device] | None = None
+    # whether each layer rotates its keys; None: all do
+    rotated: Sequence[bool] | None = None
     part_of: int | None = None  # number of layers of the whole model if these are only some of them
     first_layer: int = 0  # index in the whole model of the first of these layers
     frames_per_step: int = 1  # sampled frames that make a step

@@ -107,6 +107,7 @@ class QuestionAnswered(StandingAnswer):
     took_s: float = 0.0  # time that asking took
     late_s: float | None = None  # how far behind a live source the answer came; None: it is a file
     frames_dropped: int = 0  # sampled frames that a live source lost meanwhile
+    notice: str = ""  # why the answer means nothing; empty: the model can read the video
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ class IngestSummary:
     # at the end of the source, which may lie within that step; `stream_time_s` before the end
     watched_s: float
     tokens_seen: int  # of the whole stream
-    state_bytes: int  # of the state in memory
-    file_bytes: int  # of the state on disk
+    state_bytes: int  # bytes of the state in memory
+    file_bytes: int  # bytes of the state on disk
     elapsed_s: float  # time that this run took
     complete: bool  # the source was read to its end
     damaged: bool  # not all of the source could be read

@@ -71,7 +71,7 @@ class IngestRun:
         self._chunk = start.chunk
         self._timings = timings
         session.timings = timings
-        self._asker = StandingAsker(session, options.ask, start.answers, self._live)
+        self._asker = StandingAsker(session, options.ask, start.answers, source)
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._subtitles = start.subtitles
         self._loss_reported = False

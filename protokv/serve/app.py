@@ -215,7 +215,8 @@ class _Server:
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
         pieces = self._ask(asked, path, request)
-        reply = chat.ChatCompletion(asked, self._states.decode)
+        notice = await anyio.to_thread.run_sync(self._states.find_notice, path)
+        reply = chat.ChatCompletion(asked, self._states.decode, notice)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
@@ -286,7 +287,11 @@ class _Server:
         stop: Callable[[], bool],
     ) -> Answer | None:
         """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
-        pieces = self._states.open_session(path).stream(
+        if asked.at is None:
+            session = self._states.open_session(path)
+        else:
+            session = self._states.open_commit(path, asked.at)
+        pieces = session.stream(
             asked.text,
             asked.decoding,
             evidence=asked.evidence,

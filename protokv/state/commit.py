@@ -16,6 +16,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,7 +60,7 @@ _RENAME_EXCHANGE = 2
 
 def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
     """Let `write` create and sync a file or folder at a temporary path, then put it in place of
-    `path`.
+    `path`, with its mode and, where one may, its owner.
 
     The old entry gets the name `kept`, or is removed. OSError: it stays, unless only its new name
     failed.
@@ -71,6 +72,7 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
     _remove(aside)
     try:
         write(made)
+        _copy_permissions(path, made)
         if path.is_dir():
             old = made if exchange_paths(made, path) else path.replace(aside)
             if old is not made:
@@ -93,6 +95,20 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
             _remove(made)
     with suppress(OSError):
         _remove(aside)
+
+
+def _copy_permissions(path: Path, made: Path) -> None:
+    """Give what was made the mode of the old entry, and its owner and group where one may."""
+    if os.name == "nt" or not os.path.lexists(path):
+        return
+    there = path.stat()
+    inside = sorted(made.rglob("*")) if made.is_dir() else ()
+    for one in (made, *inside):
+        for owner in ((there.st_uid, -1), (-1, there.st_gid)):
+            with suppress(OSError):
+                os.chown(one, *owner)
+        is_file_inside = made.is_dir() and one.is_file()
+        one.chmod(stat.S_IMODE(there.st_mode) & (0o666 if is_file_inside else 0o7777))
 
 
 def recover_state(path: Path) -> None:
@@ -191,6 +207,23 @@ def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
             if found.is_locked or not held:
                 file.unlink()
             found.release()
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Return True while a process holds the right to write to `path`, as far as this can be
+    known.
+    """
+    # Nothing is created: a writer removes its file, and a killed one leaves it behind, unlocked.
+    try:
+        import fcntl
+
+        with _hidden(Path(os.path.realpath(path)), "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
 
 
 @contextmanager

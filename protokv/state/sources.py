@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -32,6 +33,12 @@ _STEADY_S = 2.0
 # question.
 MOST_STANDING_ANSWERS = 64
 MOST_ANSWER_CHARACTERS = 500
+
+
+FOREIGN_NOTICE = (
+    "the embedded model reads drawn shapes only, and this video is no such: its answers mean "
+    "nothing. Watch it with another --model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,22 @@ def make_next_segment(header: StateHeader) -> StreamSegment:
 def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
     """Return the records of all sources of a state, in order. Raises as `read_last_segment`."""
     return (*read_last_segment(header).earlier, header.source or {})
+
+
+def find_notice(header: StateHeader) -> str:
+    """Return what to say of every answer of a state whose model cannot read what it has watched:
+    an embedded one, which reads drawn shapes alone. Empty otherwise, or if a state of before does
+    not tell. Raises as `read_last_segment`.
+    """
+    sources = [one for one in list_state_sources(header) if one]
+    # Clients push frames of their own.
+    drawn = all(one.get("drawn", one.get("kind") != "pushed") for one in sources)
+    return "" if drawn else make_notice(header.backbone.name)
+
+
+def make_notice(model: str) -> str:
+    """Return the notice of an embedded model for a video that is not drawn; empty for others."""
+    return FOREIGN_NOTICE if model.startswith("protokv/") else ""
 
 
 def read_fingerprints(header: StateHeader) -> tuple[object, ...]:
@@ -220,11 +243,15 @@ class WallClockLog:
     frames_damaged: int = 0  # frames that could not be decoded, or are damaged
     committed_at: float = 0.0  # real time of this commit
 
-    def add_anchor(self, stream_s: float, real_s: float) -> None:
-        """Note the real time at a stream time; keep it if it does not follow from the anchors."""
-        if not self.anchors or abs(self.real_time(stream_s) - real_s) > _STEADY_S:
-            del self.anchors[1 : max(1, len(self.anchors) - _MOST + 2)]
-            self.anchors.append((stream_s, real_s))
+    def add_anchor(self, stream_s: float, real_s: float) -> bool:
+        """Note the real time at a stream time; keep it, and return True, if it does not follow from
+        the anchors.
+        """
+        if self.anchors and abs(self.real_time(stream_s) - real_s) <= _STEADY_S:
+            return False
+        del self.anchors[1 : max(1, len(self.anchors) - _MOST + 2)]
+        self.anchors.append((stream_s, real_s))
+        return True
 
     def begin_gap(self, from_s: float, why: str) -> None:
         """Begin a gap, unless the source is lost already."""
@@ -262,6 +289,10 @@ class WallClockLog:
                 # the next anchor.
                 return min(stream_s + real_s - since_s, until_s)
             until_s = stream_s
+        # A clock that was set back: the time after it, counted back, may lie between two anchors.
+        for (from_s, _), (stream_s, since_s) in pairwise(self.anchors):
+            if (at_s := stream_s - since_s + real_s) >= from_s:
+                return at_s
         return -math.inf
 
     def describe(self) -> dict[str, Any]:

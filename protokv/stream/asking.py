@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,19 +56,6 @@ class Answer:
     # them
     chances: list[list[TokenLogprob]] | None = None
     # of each choice, together 1; None: there were none to choose from
-    probabilities: Mapping[str, float] | None = None
-
-
-@dataclass(slots=True)
-class _Chosen:
-    """The part of an answer that the logits tell."""
-
-    text: str
-    tokens: int
-    mean_logprob: float
-    first_at: float  # when its first token was there, on `time.perf_counter`
-    finish_reason: FinishReason = "stop"
-    chances: list[list[TokenLogprob]] | None = None
     probabilities: Mapping[str, float] | None = None
 
 
@@ -143,27 +130,27 @@ class AskedStream(Stream):
         ids, kept = self.backbone.question_ids(question, turns, system)
         reading = self.read_question(ids, record=evidence, room=decoding.max_new_tokens)
         found = self._find_evidence(ids, reading) if evidence else None
-        if firsts:
-            chosen = self._choose(reading, decoding.choices, firsts)
-            yield chosen.text
-        else:
-            chosen = yield from self._generate(reading, decoding, ids)
-        self._note_graphs()
-        return Answer(
-            question=question,
-            text=chosen.text,
+        answer = Answer(
+            question,
+            text="",
             stream_time_s=self.clock.stream_time_s,
-            ttft_ms=(chosen.first_at - began) * 1e3,
-            total_ms=(time.perf_counter() - began) * 1e3,
+            ttft_ms=0.0,
+            total_ms=0.0,
             context_tokens=reading.cache.context.visible_tokens() + len(reading.prelude),
-            tokens=chosen.tokens,
-            mean_logprob=chosen.mean_logprob,
+            tokens=0,
+            mean_logprob=0.0,
             evidence=found,
-            finish_reason=chosen.finish_reason,
             turns=kept,
-            chances=chosen.chances,
-            probabilities=chosen.probabilities,
         )
+        if firsts:
+            answer = _choose(answer, reading, decoding.choices, firsts)
+            yield answer.text
+            first_at = time.perf_counter()
+        else:
+            answer, first_at = yield from self._generate(answer, reading, decoding, ids)
+        self._note_graphs()
+        ttft_ms = (first_at - began) * 1e3
+        return replace(answer, ttft_ms=ttft_ms, total_ms=(time.perf_counter() - began) * 1e3)
 
     def _find_evidence(self, ids: list[int], reading: QuestionLogits) -> Evidence:
         if reading.cache.queries is None:
@@ -171,21 +158,12 @@ class AskedStream(Stream):
             reading = self.read_question(ids, record=True)
         return find_evidence(self, reading)
 
-    def _choose(
-        self, reading: QuestionLogits, choices: Sequence[str], firsts: Sequence[list[int]]
-    ) -> _Chosen:
-        """Choose the likeliest of some texts, by the tokens with which each may begin."""
-        likely = reading.logits[-1].log_softmax(-1)
-        chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
-        best = int(chances.argmax())
-        shares = dict(zip(choices, chances.softmax(0).tolist(), strict=True))
-        sure = float(chances[best])
-        return _Chosen(choices[best], 0, sure, time.perf_counter(), probabilities=shares)
-
     def _generate(
-        self, reading: QuestionLogits, decoding: Decoding, asked: Sequence[int]
-    ) -> Generator[str, None, _Chosen]:
-        """Generate an answer token by token; yield its text as it comes."""
+        self, answer: Answer, reading: QuestionLogits, decoding: Decoding, asked: Sequence[int]
+    ) -> Generator[str, None, tuple[Answer, float]]:
+        """Generate an answer token by token, and yield its text as it comes; return it, and when
+        its first token was there.
+        """
         backbone = self.backbone
         # Penalties count the text before and after the video; -1 stands for the video between the
         # two.
@@ -217,10 +195,15 @@ class AskedStream(Stream):
         if piece := text.finish():
             pieces.append(piece)
             yield piece
-        chances = None if decoding.top_logprobs is None else sample.read_chances()[: len(ids)]
-        whole = "".join(pieces).strip()
-        sure = sample.mean_logprob()
-        return _Chosen(whole, len(ids), sure, first_at, finish_reason, chances)
+        answer = replace(
+            answer,
+            text="".join(pieces).strip(),
+            tokens=len(ids),
+            mean_logprob=sample.mean_logprob(),
+            finish_reason=finish_reason,
+            chances=None if decoding.top_logprobs is None else sample.read_chances()[: len(ids)],
+        )
+        return answer, first_at
 
     def _note_graphs(self) -> None:
         """Add to the timings which calls were run by a graph."""
@@ -271,3 +254,18 @@ class AskedStream(Stream):
         hidden = backbone.forward(backbone.embed_text(ids), where, cache)
         logits = backbone.logits(hidden if whole else hidden[-1:])
         return QuestionLogits(logits, cache, start + len(ids), again)
+
+
+def _choose(
+    answer: Answer, reading: QuestionLogits, choices: Sequence[str], firsts: Sequence[list[int]]
+) -> Answer:
+    """Return an answer with the likeliest of some texts, by the tokens with which each may
+    begin.
+    """
+    likely = reading.logits[-1].log_softmax(-1)
+    chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
+    best = int(chances.argmax())
+    shares = dict(zip(choices, chances.softmax(0).tolist(), strict=True))
+    return replace(
+        answer, text=choices[best], mean_logprob=float(chances[best]), probabilities=shares
+    )

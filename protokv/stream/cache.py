@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -22,22 +22,24 @@ from protokv.backbones.registry import wrap_model
 from protokv.backbones.stream_cache import (
     CACHE_ARGUMENT,
     StreamCache,
+    StreamCacheLayer,
     collect_layer_tensors,
 )
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.context import Context
 from protokv.core.memory import Memory, SingleDeviceMemory
+from protokv.core.modes import plain_tensors
 from protokv.core.parts import PositionedStep
 from protokv.core.settings import check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import count_bytes
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import ConfigError
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.state.reader import load_state
 from protokv.state.store import StatePath
 from protokv.stream.opening import load
 from protokv.stream.session import Session
-from protokv.stream.stream import Stream, plain_tensors
+from protokv.stream.stream import Stream
 
 
 class Cache(StreamCache):
@@ -72,6 +74,9 @@ class Cache(StreamCache):
     # Positions `[T, P]` of what was forwarded since the last commit.
     _positions: list[Tensor]
     _expected: Tensor | None  # of the tokens that are being forwarded
+    # how many tokens there were when the forward began that has not ended; None: it has
+    _began: int | None
+    _called: bool  # whether that forward is of the whole model
     decoder: HeldModel
     stream: Stream
 
@@ -115,11 +120,12 @@ class Cache(StreamCache):
         """Hold the layers of a stream. ConfigError: no cache serves its memory or its attention."""
         assert isinstance(stream.backbone, HeldModel)
         _refuse_memory(stream.config)
-        stream.backbone.use_our_attention()
         super().__init__(stream.backbone)
         self.stream = stream
         self._positions = []
         self._expected = None
+        self._began = None
+        self._called = False
         self.take(stream.cache)
         self._read_memory()
 
@@ -189,9 +195,13 @@ class Cache(StreamCache):
             ConfigError: a prefix is not the first commit, the layers differ in size, or a fork is
                 no longer current.
         """
+        if self.roll_back():
+            why = "the last forward failed, so there is nothing to commit of it"
+            raise ConfigError(why, hint="forward the step again")
         if not (T := self.length):
             return
         self._check_current()
+        self.check_read()
         stream = self.stream
         if prefix and stream.begun:
             raise ConfigError(
@@ -206,7 +216,6 @@ class Cache(StreamCache):
         clock = stream.clock
         if not stream.begun:
             first = T if prefix else min(self._sink, T)
-            self.decoder.learn(keys, [layer.device for layer in self.memory_layers])
             stream.begin(keys[:, :, :first], values[:, :, :first])
             sunk = int(positions[:first].max()) + 1 if first else 0
             clock = stream.clock = replace(clock, next_position=sunk)
@@ -229,6 +238,7 @@ class Cache(StreamCache):
 
         The next commit ends it. A fork that commits is the one that the stream goes on with.
         """
+        self.roll_back()
         other = super().fork(context)
         other._positions = list(self._positions)
         if self.memory is not None:
@@ -255,6 +265,7 @@ class Cache(StreamCache):
                 "only committed tokens are saved",
                 hint="call commit() first, and save before a question",
             )
+        self.decoder.identify()
         self.stream.save(path)
 
     @classmethod
@@ -266,14 +277,11 @@ class Cache(StreamCache):
         """
         state = load_state(path)
         held = HeldModel(model)
-        sink = state.tensors.get("sink.keys")
-        if sink is None or sink.ndim != 4:
-            raise StateCorrupt(f"{path}: tensor sink.keys is missing")
-        held.learn(sink)
+        held.identify()
         held.settings = {name: one for name, one in state.settings.items() if name != "kind"}
         cache = cls.__new__(cls)
         cache._rate = state.clock.fps
-        cache._sink = sink.shape[2]
+        cache._sink = 0
         cache._open(Stream.restore(state, held))
         return cache
 
@@ -284,6 +292,10 @@ class Cache(StreamCache):
         `inputs` are of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and
         pictures.
         """
+        self.roll_back()
+        if self.length > self.config.budget:
+            why = f"{self.length} tokens wait for a commit, more than the budget"
+            raise ConfigError(why, hint="call cache.commit() after each step")
         # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
         kept = {name: value for name, value in _admit(inputs).items() if name != "attention_mask"}
         return self._continue(kept)
@@ -296,11 +308,16 @@ class Cache(StreamCache):
         whole length. Where a model has positions of several components, they follow what was
         committed. `inputs` are as for `step`.
         """
-        ids: Tensor = _admit(inputs)["input_ids"]
+        ids = _admit(inputs).get("input_ids")
+        if ids is None:
+            raise ConfigError("a question has input_ids", hint="give what a processor returns")
         mask = torch.ones(
             1, self.get_seq_length() + ids.shape[1], dtype=torch.int64, device=ids.device
         )
-        return self.fork()._continue(dict(inputs) | {"attention_mask": mask})
+        found = dict(inputs) | {"attention_mask": mask}
+        if not getattr(self.decoder.model.generation_config, "use_cache", True):
+            found["use_cache"] = True
+        return self.fork()._continue(found)
 
     def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(inputs) | self.decoder.step_types(inputs, self) | {CACHE_ARGUMENT: self}
@@ -310,11 +327,55 @@ class Cache(StreamCache):
             found["position_ids"] = self.decoder.position_ids(inputs) + start
         return found
 
-    def expect(self, positions: Tensor | None) -> None:
-        """Hear where the next tokens stand, `[T, P]`; None: one after another. The model's hook
-        calls it.
+    def begin(
+        self, positions: Tensor | None = None, mask: Any = None, *, called: bool = False
+    ) -> None:
+        """Hear that tokens are about to be forwarded, `[T, P]`; None: one after another.
+
+        The hooks of a model call it when the model is called, and again when its decoder is.
+        ConfigError: a mask hides tokens, or is that of a question which has been asked.
         """
+        if called or not self._called:
+            self.roll_back()
+            self._began = self.length
+            self._called = called
         self._expected = positions
+        if isinstance(mask, Tensor) and mask.ndim == 2 and positions is not None:
+            if mask.shape[1] != self.seen + self.length + len(positions):
+                why = "the mask is not of all tokens so far and the new ones"
+                raise ConfigError(why, hint="ask each question with its own cache.question(inputs)")
+            if len(positions) > 1:
+                _refuse_hidden(mask)
+
+    def end(self, *, called: bool = False) -> None:
+        """Hear that they have been forwarded."""
+        if called == self._called:
+            self._began = None
+            self._called = False
+
+    @plain_tensors()
+    def roll_back(self) -> bool:
+        """Forget the tokens of a forward that failed; return whether one did."""
+        if self._began is None:
+            return False
+        kept = self._began
+        self._began = None
+        self._called = False
+        for layer in self.memory_layers:
+            layer.crop(layer.length - kept)
+            layer.is_read = True
+        self._positions = [torch.cat(self._positions)[:kept]] if kept else []
+        if len(self.memory_layers) < len(self.layers):
+            held = self.stream.cache.layers
+            for i, layer in enumerate(self.layers):
+                if not isinstance(layer, StreamCacheLayer):
+                    self.layers[i] = self._fork_layer(held[i])
+            if kept:
+                super().reset()
+                self._positions = []
+                why = "a forward failed, and other layers cannot forget a part of a step"
+                raise ConfigError(why, hint="forward all of the step again")
+        return True
 
     def note(self, T: int) -> None:
         """Take note of where `T` tokens stand that the first layer is about to store. ConfigError:
@@ -353,6 +414,13 @@ def choose_memory(
     return MemoryConfig.of(memory, budget=budget, **settings)
 
 
+def _refuse_outside(*_: object, **__: object) -> NoReturn:
+    raise ConfigError(
+        "this session of protokv.watching has ended with its `with` block",
+        hint="ask inside of it, or save the session there and go on with state=PATH",
+    )
+
+
 @contextmanager
 def watching(
     model: Any,
@@ -365,7 +433,7 @@ def watching(
     **settings: Any,
 ) -> Iterator[Session]:
     """Watch with a model of transformers that you hold. Its attention is ours inside, and what it
-    was afterwards.
+    was afterwards; the session ends with the block. ConfigError if it is used later.
 
     Args:
         model: of pictures and text, on any device.
@@ -387,7 +455,15 @@ def watching(
     before = text._attn_implementation
     try:
         model.set_attn_implementation({"text_config": ATTENTION_NAME})
-        yield Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
+        session = (
+            Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
+        )
+        try:
+            yield session
+        finally:
+            # Under the model's own attention it would answer something else.
+            for name in ("forward", "embed_text", "prepare"):
+                setattr(session.backbone, name, _refuse_outside)
     finally:
         model.set_attn_implementation({"text_config": before})
 
@@ -398,7 +474,16 @@ def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError(
             why, hint="give what a processor returns: processor(text=..., return_tensors='pt')"
         )
+    if isinstance(mask := inputs.get("attention_mask"), Tensor):
+        _refuse_hidden(mask)
     return inputs
+
+
+def _refuse_hidden(mask: Tensor) -> None:
+    """Refuse a mask that hides tokens, such as padded ones. ConfigError."""
+    if not bool(mask.all()):
+        why = "the attention_mask hides tokens, and a memory would keep them"
+        raise ConfigError(why, hint="leave out padded tokens")
 
 
 def _refuse_memory(config: MemoryConfig) -> None:

@@ -107,7 +107,10 @@ class Session(AskedStream):
                 backbone = backbone.with_system(system if system is None else str(system))
             except ProtoKVError as error:
                 raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
-        return super().restore(state, backbone)
+        session = super().restore(state, backbone)
+        if system is not None and session.sink_tokens != len(backbone.prefix_ids):
+            raise StateCorrupt("the system prompt of the state is not the one it was made with")
+        return session
 
     def _take_memory(self, memory: Memory, sink_tokens: int) -> None:
         super()._take_memory(memory, sink_tokens)

@@ -8,17 +8,15 @@ and no text: `Session` and `protokv.Cache` add these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache
-from protokv.core.backbone import BackboneIdentity
+from protokv.core.backbone import StreamModel
 from protokv.core.build import (
-    ModelFacts,
     build_memory,
     choose_rotary,
     make_memory_shape,
@@ -27,6 +25,7 @@ from protokv.core.build import (
 from protokv.core.context import Context
 from protokv.core.layers import declare_layer_tensors
 from protokv.core.memory import Memory
+from protokv.core.modes import plain_tensors
 from protokv.core.packing import split_tensors, trim_unused_slots
 from protokv.core.parts import PositionedStep, SessionAttachment
 from protokv.core.settings import MemoryConfig
@@ -43,32 +42,6 @@ from protokv.state.checkpoint import (
 )
 from protokv.state.header import State
 from protokv.state.store import StatePath
-
-
-class StreamModel(ModelFacts, Protocol):
-    """What a stream must know of a model; each as `Backbone` has it."""
-
-    @property
-    def identity(self) -> BackboneIdentity:
-        """Which model this is."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """How its inputs are prepared."""
-
-    def new_cache(
-        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
-    ) -> TokenCache:
-        """Return its layers without a token, or as they were when `seen` tokens had come."""
-
-
-@contextmanager
-def plain_tensors() -> Iterator[None]:
-    """Make no graph, and tensors that may be written to in any mode in which a user's model
-    runs.
-    """
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 class Stream:
@@ -182,12 +155,12 @@ class Stream:
         attached = {
             name: tensor for one in self.attachments for name, tensor in one.live_tensors().items()
         }
+        outside = {"kind": OUTSIDE_KIND} if self.outside else {}
         return State(
             backbone=self.backbone.identity,
             memory=self.config.to_dict(),
             clock=self.clock,
-            settings=dict(self.backbone.settings)
-            | ({"kind": OUTSIDE_KIND} if self.outside else {}),
+            settings=dict(self.backbone.settings) | outside,
             source=source,
             complete=complete,
             tensors=trim_unused_slots(tensors, specs) | attached,

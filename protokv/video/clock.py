@@ -37,6 +37,9 @@ _CONFIRM_BYTES = 64 << 20
 _LEAST_PACKETS = 2
 _LEAST_REORDERED = 8
 
+# A recording that goes on after more than this, behind counters that do not, lacks a part.
+_MISSING_S = 0.25
+
 # FFmpeg marks one of so many packets before a join as corrupt: counters of MPEG-TS begin anew
 # there.
 _MARKED_BEFORE = 4
@@ -116,13 +119,15 @@ class PacketClock:
         from_origin: bool,
         on_join: Callable[[float], None],
         on_damage: Callable[[float, str], None],
+        on_missing: Callable[[float, float], None],
     ) -> None:
         """Begin before the first packet, or after a seek. The functions are called with the stream
-        time, and why.
+        time; and with why, or how many seconds are missing.
         """
         self._timing = timing
         self._on_join = on_join
         self._on_damage = on_damage
+        self._on_missing = on_missing
         self._last = timing.origin if from_origin else None
         self._longest = 0  # pause so far that was believed
         # ticks that the joins so far added, and that are added to stamps now
@@ -165,18 +170,37 @@ class PacketClock:
                         yield None
                 mark += self._moved
                 self._last = max(last, mark)
-                if packet.is_corrupt and self._precedes_join(packets, waiting):
-                    self.excused.add(mark)
+                if packet.is_corrupt:
+                    self._excuse(packets, waiting, packet, mark)
             if self._moved:
                 packet.pts = None if packet.pts is None else packet.pts + self._moved
                 packet.dts = None if packet.dts is None else packet.dts + self._moved
             yield packet
 
-    def _precedes_join(self, packets: Iterator[Any], waiting: deque[Any]) -> bool:
+    def _excuse(self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int) -> None:
+        """Excuse a packet that is marked as corrupt because another recording follows it, or a gap.
+
+        FFmpeg marks it since the counters of MPEG-TS do not go on. Its own bytes may be whole, and
+        the decoder says so if they are not.
+        """
         waiting.extend(islice(packets, max(0, _MARKED_BEFORE - len(waiting))))
-        keys = [_mark(one) for one in islice(waiting, _MARKED_BEFORE) if one.is_keyframe]
-        last = (self._last or 0) - self._moved
-        return any(one is not None and not -self._back <= one - last <= self._gap for one in keys)
+        key = next((n for n, one in enumerate(waiting) if one.is_keyframe), _MARKED_BEFORE)
+        if key >= _MARKED_BEFORE or (found := _mark(waiting[key])) is None:
+            return
+        before = [one for one in map(_mark, islice(waiting, key)) if one is not None]
+        last = max(mark, self._last or mark, *(one + self._moved for one in before))
+        ahead = found + self._moved - last
+        leaps = not -self._back <= ahead <= self._gap
+        if leaps or key <= 1:
+            self.excused.add(mark)
+        if not leaps and key <= 1:
+            step = packet.duration or self._timing.length(self._timing.interval_s)
+            gap_s = float((ahead - step) * self._timing.time_base)
+            time_s = self._timing.time_s(last + step)
+            if gap_s > _MISSING_S:
+                self._on_missing(time_s, gap_s)
+            else:
+                self._on_join(time_s)
 
     def _settle_leap(self, packet: Any, mark: int, last: int, later: list[int | None]) -> bool:
         """Set the shift for a packet whose stamp leaps from `last`; return True if it begins a new

@@ -19,9 +19,6 @@ from protokv.video.container import explain_ffmpeg_error
 from protokv.video.probe import STALE_MEMORY_DECODERS, StreamProbe
 from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
 
-# The first frame of these is a key frame; others may be recorded from anywhere in a stream.
-_BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
-
 # The header of these states a length; that of others comes from their last time stamps, or from
 # their bytes.
 _STATING = {"mov", "flv", "asf"}
@@ -188,6 +185,7 @@ class FrameDecoder:
                 f"at {time_s:.2f} s another recording is joined on: times go on"
             ),
             on_damage=losses.note_damage,
+            on_missing=self._note_missing,
         )
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
@@ -204,6 +202,11 @@ class FrameDecoder:
                     self._end_s, time_s + (self._timing.stays_s(time_s, packet) or 0.0)
                 )
             yield packet
+
+    def _note_missing(self, time_s: float, gap_s: float) -> None:
+        if time_s >= self.losses.start_s:
+            lost = max(1, round(gap_s / self._timing.interval_s))
+            self.losses.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
 
     def _watch(self, packet: Any) -> Any:
         self._last_dts = packet.dts if packet.dts is not None else self._last_dts
@@ -246,9 +249,8 @@ class FrameDecoder:
             return
         if packet.is_corrupt:
             self._corrupt_s.add(due_s)
-        # A file begins with a key frame, unless it was recorded out of a stream.
-        whole = not self._drop_leading and self._found.info.container in _BEGINNING_WITH_KEY
-        if whole if self._key_s is None else self._key_s <= due_s:
+        # Frames before the first key frame are lost, but for those that a seek has left behind.
+        if not self._drop_leading if self._key_s is None else self._key_s <= due_s:
             self.losses.expect(due_s)
 
     def _decode(self, packet: Any) -> list[Any]:
@@ -288,7 +290,8 @@ class FrameDecoder:
             return None
         if not losses.take(time_s):
             return None
-        if (decoded.is_corrupt or time_s in self._corrupt_s) and ticks not in self._clock.excused:
+        marked = time_s in self._corrupt_s and ticks not in self._clock.excused
+        if marked or decoded.is_corrupt:
             losses.note_damage(time_s, "a frame is marked as corrupt")
         self._corrupt_s.discard(time_s)
         picture = partial(self._convert, decoded)

@@ -91,6 +91,8 @@ class SourceInfo:
     fingerprint: str | None = None
     seekable: bool = True  # whether it can be read more than once, and from a later time
     mirrored: bool = False  # `image` was mirrored left to right before it was turned
+    # its container says that it is of the drawn world, which the embedded models can read
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class TextTrack(NamedTuple):
 
 class SubtitleLine(NamedTuple):
     """What is shown from `start_s` to `end_s` of the source, in one or more rows, with the markup
-    of HTML or WebVTT.
+    of WebVTT.
     """
 
     start_s: float

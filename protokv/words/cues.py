@@ -30,6 +30,9 @@ _MOST_OF_STEP = 2000
 # A caption that follows the one before within this many seconds may repeat its rows.
 _AT_ONCE_S = 0.1
 
+# Captions that roll up show no more rows than this.
+_MOST_REPEATED = 16
+
 # All patterns take a time that grows with the text alone, whatever the text.
 _TIME = re.compile(r"<((?:\d{1,4}:)?\d\d:\d\d\.\d{3})>")
 _VOICE = re.compile(r"<v(?:\.[^\s<>]*)?\s([^<>]+)>")
@@ -71,11 +74,8 @@ def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
         new = [row for row in rows if row]
         texts = [" ".join(word for _, word in row) for row in new]
         before = last if line.start_s - until_s <= _AT_ONCE_S else []
-        repeated = next(
-            n
-            for n in range(min(len(before), len(new)), -1, -1)
-            if before[len(before) - n :] == texts[:n]
-        )
+        most = min(len(before), len(new), _MOST_REPEATED)
+        repeated = next(n for n in range(most, -1, -1) if before[len(before) - n :] == texts[:n])
         last = texts
         until_s = max(until_s, line.end_s)
         words = [one for row in new[repeated:] for one in row]

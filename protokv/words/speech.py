@@ -186,7 +186,7 @@ def load_speech_recogniser(name: str, device: str = "auto") -> Any:
 
         options = {
             "dtype": torch.float32 if place.type == "cpu" else "auto",
-            "model_kwargs": {"use_safetensors": True},
+            "model_kwargs": {"use_safetensors": True, "attn_implementation": "sdpa"},
         }
         return pipeline(
             "automatic-speech-recognition", path, device=place, trust_remote_code=False, **options

@@ -232,8 +232,15 @@ def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_na
         "--model llava-hf/"
     )
     assert embedded("ingest", video, *SMALL, "-o", "new/clip.safetensors").err.startswith(named)
-    # Not at each question again.
-    assert embedded("query", "new/clip.safetensors", "what shape ?").err == ""
+    # Every answer about a video that it cannot read says so, as text and as JSON.
+    asked = ("query", "new/clip.safetensors", "what shape ?", "how many ?")
+    for form in ("table", "json"):
+        assert "Note: the embedded model reads" in embedded(*asked, "-f", form).err
+    assert all("drawn shapes only" in row["notice"] for row in embedded(*asked, "--json").rows())
+    rows = embedded("query", "new/", "what shape ?", "how many ?").rows()
+    assert all("drawn shapes only" in row["notice"] for row in rows)
+    standing = embedded("ingest", video, *SMALL, "--force", "--ask", "how many ?", "--json").rows()
+    assert all("drawn shapes" in row["notice"] for row in standing if row["type"] == "answered")
     # The size that is told before is about that of the state after.
     _, progress, *_, summary = embedded("ingest", video, "--json", "--force").rows()
     assert 0.7 < progress["end_bytes"] / summary["file_bytes"] < 1.25
@@ -310,3 +317,10 @@ def test_a_slow_command_is_never_waited_for_and_killed_at_its_limit(
         assert said == ["Warning: --exec: sh is too slow; answers are left out"]
     assert "2 answers are left out at the end" in said[1]
     assert "timed out after" in said[-1]
+
+
+def test_an_answer_about_a_drawn_video_says_nothing_of_other_models(embedded: Program) -> None:
+    short = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
+    assert embedded("ingest", short, "--budget", "512", "-q").code == 0
+    asked = embedded("query", "video.safetensors", "What shape appeared first?", "--json")
+    assert (asked.err, "notice" in asked.rows()[0]) == ("", False)

@@ -29,6 +29,21 @@ DTYPES = list(DTYPE_NAMES)
 
 
 @EVERY_FORM
+@pytest.mark.parametrize("mode", [0o640, 0o600, 0o664])
+def test_the_mode_and_the_group_of_a_state_stay_through_commits(path: Path, mode: int) -> None:
+    save_state(make(), path)
+    folder = path.is_dir()
+    path.chmod(mode | (0o110 if folder else 0))
+    # Root alone may give a file to anybody.
+    group = 12345 if os.geteuid() == 0 else os.getegid()
+    os.chown(path, -1, group)
+    save_state(make(seed=1), path)
+    files = [one for one in path.rglob("*") if one.is_file()] if folder else [path]
+    assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {mode}
+    assert {one.stat().st_gid for one in (path, *files)} == {group}
+
+
+@EVERY_FORM
 def test_every_dtype_comes_back_bit_for_bit_with_its_header(path: Path) -> None:
     whole = torch.arange(60.0).reshape(3, 4, 5)
     made = {

@@ -314,7 +314,7 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(
         Session.resume(tiny, huge, session.clock, session.tensors())
     device = replace(make_memory_shape(tiny, small, 3), device=torch.device("meta"))
     with torch.inference_mode(), pytest.raises(OutOfMemory):
-        build_memory(DurableConfig(budget=5000), device, tiny.rotary)
+        build_memory(DurableConfig(budget=9000), device, tiny.rotary)
     # What is held beside what is saved counts too, and so does a copy of that.
     configs = (MemoryConfig.of(name, budget=2000) for name in MEMORIES)
     for config in (one for one in configs if one.memory.bounded):

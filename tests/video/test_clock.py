@@ -106,6 +106,7 @@ def settled(
         from_origin=True,
         on_join=joins.append,
         on_damage=lambda time_s, why: damage.append(why),
+        on_missing=lambda time_s, gap_s: damage.append(f"{gap_s} s"),
     )
     return [one.pts / 1000 for one in clock.settle(iter(packets)) if one is not None], joins, damage
 
