@@ -168,6 +168,7 @@ def test_a_value_is_read_from_its_text(
         ),
         (parse_setting, ("", "=", "a", "a=", "=1"), "NAME=VALUE"),
         (
+            parse_duration,
             (
                 "",
                 " ",
