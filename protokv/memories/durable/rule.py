@@ -93,7 +93,7 @@ _PLACES: Final = 1 << 20
 _LIGHT: Final = 1 << 61
 
 
-class DurableRule(BankRule):
+class DurableRule(BankRule[DurableConfig]):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
 
     told = NOVELTY_NUMBERS

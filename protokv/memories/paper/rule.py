@@ -143,7 +143,7 @@ class ContinuityConfig(PaperConfig):
     recycle: bool = False
 
 
-class PaperPrototypeRule(BankRule):
+class PaperPrototypeRule(BankRule[PaperConfig]):
     """The paper's rule over one bank. It has no state but the bank."""
 
     # the statistics that are kept of what centres average away; None: none
