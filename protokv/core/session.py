@@ -177,7 +177,11 @@ class Session:
         kept = {name: one for name, one in tensors.items() if name not in attached}
         layers, recent, own = split_tensors(kept, "layers", "recent")
         memory = restore_memory(
-            config, make_memory_shape(backbone, config), choose_rotary(backbone, config), own
+            config,
+            make_memory_shape(backbone, config),
+            choose_rotary(backbone, config),
+            own,
+            clock.steps,
         )
         session = cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)
         session.recent.load(recent)

@@ -149,7 +149,7 @@ class Cache(MemoryCache):
             devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, StreamCacheLayer)
         ]
         shape = self._shape(H, D, self.decoder.components, sink, own["sink.keys"].dtype, on)
-        memory = restore_memory(self.config, shape, self.decoder.angles, own)
+        memory = restore_memory(self.config, shape, self.decoder.angles, own, state.clock.steps)
         self.steps = state.clock.steps
         self._next_position = torch.tensor(state.clock.next_position)
         self.load_layers(layers, devices, state.clock.tokens_seen + sink)

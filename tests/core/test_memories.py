@@ -241,20 +241,38 @@ def test_a_state_that_does_not_fit_is_refused_by_name(
         ]
     if "near.ring" in good:
         start, count, last = good["near.ring"].tolist()
-        for ring in ([10**6, count, last], [start, 10**6, last], [start, -1, last]):
+        for ring in (
+            *([10**6, count, last], [start, 10**6, last], [start, -1, last]),
+            *([start, count, last + 1], [start, count, 2**40]),
+        ):
             bad.append(("near.ring", good | {"near.ring": torch.tensor(ring)}))
     if "kept.count" in good:
         far, near, last = good["kept.count"].tolist()
-        for count in ([-1, near, last], [far, BUDGET, last], [far, -1, last], [10**9, near, last]):
+        for count in (
+            [-1, near, last],
+            [far, BUDGET, last],
+            [far, -1, last],
+            [10**9, near, last],
+            [far, near, last + 1],
+        ):
             bad.append(("kept.count", good | {"kept.count": torch.tensor(count)}))
     if "archive.lengths" in good:
         cut = good["archive.lengths"]
         twice = torch.cat((cut[:1] + cut[1:2], cut[2:], cut[:1] * 0))
         for lengths in (cut - 1, twice, torch.cat((cut[:2].sum()[None], cut[2:])), cut[:0]):
             bad.append(("archive.", good | {"archive.lengths": lengths}))
+    for name in ("near.step", "bank.last_step", "kept.step"):
+        if name in good and good[name].numel():
+            bad.append((name, good | {name: good[name] + last + 1}))
+    for name, tensor in good.items():
+        if tensor.is_floating_point() and tensor.numel():
+            for number in (float("nan"), float("inf"), -1e30):
+                one = tensor.clone()
+                one.view(-1)[-1] = number
+                bad.append((name, good | {name: one}))
     for name, tensors in bad:
         with pytest.raises(StateCorrupt, match=re.escape(name)):
-            restore_memory(config, shape, rotary, tensors)
+            restore_memory(config, shape, rotary, tensors, last + 1)
 
 
 def test_steps_out_of_order_are_refused(config: MemoryConfig, shape: MemoryShape) -> None:
