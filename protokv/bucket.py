@@ -218,5 +218,7 @@ def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
         ) from error
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # AWS_ENDPOINT_URL may have a password.
+        lines = [re.sub(r"://\S*@", "://", line) for line in lines]
         why = escape_text(lines[0], 240) if lines else type(error).__name__
         raise SourceError(f"cannot {doing} {address}: {why}", hint=_HINT) from error

@@ -8,11 +8,13 @@ question beyond the limits is refused at once; an answer that takes too long is 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ from protokv.texts import shorten_text
 
 # How often it is looked for sessions that nobody feeds.
 _SWEEP_S = 1.0
+# How long the end of a server waits for the last answer.
+_STOP_S = 5.0
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -134,9 +138,15 @@ class _Server:
         yield
         if sweeper is not None:
             sweeper.cancel()
-        self._pool.shutdown(cancel_futures=True)
-        if self._fed is not None:
-            self._fed.put_away(every_one=True)
+        try:
+            # All other questions are given up by now.
+            await asyncio.wait_for(self._work(int), _STOP_S)
+            if self._fed is not None:
+                await self._work(partial(self._fed.put_away, every_one=True))
+        except TimeoutError:
+            why = "an answer does not end; fed sessions stay as they were last committed"
+            logging.getLogger("protokv.serve").error(why)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _sweep(self, fed: FedSessions) -> None:
         while True:

@@ -153,7 +153,7 @@ def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]
     recent_steps = RecentSteps(config, shape)
     recent_steps.load(recent)
     read_layer_kinds(layers)
-    memory = restore_memory(config, shape, no_rotation, own)
+    memory = restore_memory(config, shape, no_rotation, own, state.clock.steps)
     return (
         config,
         memory,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,3 +156,18 @@ def test_an_endpoint_that_is_no_address_is_named_without_its_value(
     with pytest.raises(ConfigError) as caught:
         open_bucket("s3://bucket/a.mp4")
     assert caught.value.message == f"{variable} is no address of a server"
+
+
+@pytest.mark.parametrize("user", ["me:s3cret", "me:s3/c?r#et", "s3cret@x:s3cret"])
+def test_a_password_in_the_address_of_a_store_is_not_shown(
+    user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from obstore.exceptions import GenericError
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise GenericError(f"error sending request for url (http://{user}@127.0.0.1:9/bucket)")
+
+    monkeypatch.setattr("obstore.store.S3Store.head", fail)
+    with pytest.raises(SourceError, match="http://127") as caught:
+        fingerprint_bucket_video("s3://bucket/videos/a.mp4")
+    assert "s3" not in caught.value.message.partition("cannot read s3:")[2]
