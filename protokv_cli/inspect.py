@@ -5,6 +5,7 @@ Needs no model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,9 +121,9 @@ def _read_document(
         return {"states": [state, other], **found}
     if flags.target is not None:
         return convert_state(state, flags.target, overwrite=flags.force, digests=flags.verify)
-    at_s = None if flags.at is None else open_commit_at(out, state, flags.at, flags.verify).at_s
-    document = describe_state(state, at_s=at_s, digests=flags.verify)
-    show_commit_note(out, document["stream"]["duration_s"], at_s)
+    reader = open_commit_at(out, state, flags.at, flags.verify)
+    document = describe_state(state, at_s=reader.at_s, digests=flags.verify)
+    show_commit_note(out, reader, document["stream"]["duration_s"])
     return document
 
 
@@ -133,7 +134,7 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     reader = open_commit_at(out, state, flags.at, flags.verify)
     lines = reader.transcript.lines
     record = read_recorded_subtitles(reader.state.source)
-    show_commit_note(out, reader.state.clock.stream_time_s, reader.at_s)
+    show_commit_note(out, reader, reader.state.clock.stream_time_s)
     if lost := record.get("lost"):
         out.note(f"Warning: not all words are known: {lost}")
     if reader.transcript.is_full:
@@ -201,7 +202,7 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
             "end"
         ),
         "whole": _describe_damage(d),
-        "written": (d["written"] or "").replace("T", " ")[:19],
+        "written": _format_date(d["written"]),
         "kept": _describe_kept(d),
         "size": (
             f"{format_bytes(d['bytes']['file'])} on disk, {format_bytes(d['bytes']['total'])} in "
@@ -222,15 +223,20 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
         yield tabulate_rows(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
-        gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-_ROWS_SHOWN:]]
-        yield tabulate_fields(
-            {**live, "gaps": [], "lost_s": None, "lost_in_all_s": live["lost_s"]}, title="live"
-        )
+        gaps = [{**one, "gap": _format_date(one["from"])} for one in live["gaps"][-_ROWS_SHOWN:]]
+        dates = {name: _format_date(live[name]) for name in ("began", "committed")}
+        lost = {"gaps": [], "lost_s": None, "lost_in_all_s": live["lost_s"]}
+        yield tabulate_fields(live | dates | lost, title="live")
         if gaps:
             yield tabulate_rows(["gap", "from_s", "to_s", "why"], gaps)
     if answers := stream["answers"][-_ROWS_SHOWN:]:
         columns = ["stream_time_s", "question", "answer", "probability", "mean_logprob"]
         yield tabulate_rows(columns, answers, title="answers")
+
+
+def _format_date(date: str | None) -> str:
+    """Return a date of a document in local time, as `written` and a clock on the wall say it."""
+    return f"{datetime.fromisoformat(date).astimezone():%Y-%m-%d %H:%M:%S}" if date else ""
 
 
 def _describe_damage(d: Row) -> str:

@@ -194,7 +194,7 @@ def _ask_one(
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
-    show_commit_note(out, session.clock.stream_time_s, reader.at_s, age_s)
+    show_commit_note(out, reader, session.clock.stream_time_s, age_s)
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)
         out.note(f"{state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
