@@ -12,6 +12,7 @@ import typer
 
 from protokv.errors import ConfigError
 from protokv.texts import format_count, shorten_text
+from protokv_cli.asking import describe_video_span
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, option
 from protokv_cli.output import (
@@ -129,6 +130,7 @@ def _read_document(
 
 def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     """Show what was said, a line for each step with words."""
+    from protokv.state.sources import list_video_places
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
     reader = open_commit_at(out, state, flags.at, flags.verify)
@@ -147,8 +149,14 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
             if record
             else "no words: the video had none"
         )
-    rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
-    out.show(rows, lambda rows: [tabulate_rows(("start_s", "text"), rows)])
+    places = list_video_places(reader.header)
+    rows = [
+        {"start_s": one.start_s, "end_s": one.end_s, "text": one.text}
+        | describe_video_span(places, one.start_s, one.end_s)
+        for one in lines
+    ]
+    more = ("video", "video_start_s") if rows and "video" in rows[0] else ()
+    out.show(rows, lambda rows: [tabulate_rows(("start_s", *more, "text"), rows)])
 
 
 def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:

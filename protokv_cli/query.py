@@ -181,7 +181,7 @@ def _ask_one(
     model.check()
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
-            from protokv.state.sources import find_notice
+            from protokv.state.sources import find_notice, list_video_places
             from protokv_cli.frames import find_state_videos
 
         with clock.stage("state"):
@@ -191,6 +191,7 @@ def _ask_one(
             videos += find_state_videos(reader, answers.how.video)
         session = reader.session(timings=clock, **model.choice)
     answers.notice = find_notice(reader.header)
+    answers.places = list_video_places(reader.header)
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
@@ -216,7 +217,7 @@ def _ask_many(
 ) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.state.folder import find_states, group_by_model, load_fitting_backbone
-    from protokv.state.sources import find_notice
+    from protokv.state.sources import find_notice, list_video_places
 
     out = answers.out
     states = find_states(place)
@@ -236,6 +237,7 @@ def _ask_many(
                 out.error(f"Error: {named}{error.message}")
             else:
                 answers.notice = find_notice(reader.header)
+                answers.places = list_video_places(reader.header)
                 yield from answers.ask_all(state, session, questions)
 
     rows: Iterable[dict[str, Any]] = make_rows()
