@@ -170,12 +170,15 @@ def ingest(
     missing or changed. Failures are listed at the end and in failures.jsonl, and the exit code is
     3.
 
-    ```sh protokv ingest video.mp4 protokv ingest talk.mkv -o talk.safetensors --budget 6k --model
-    Qwen/Qwen2.5-VL-7B-Instruct protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00
-    --duration 10m --every 30s --keep 20 protokv ingest part2.mp4 -o part1.safetensors --append
-    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --ask-every 5s --choices yes,no
-    --on-change ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors protokv ingest
-    --from list.txt -o states/ --dry-run ```
+    ```sh
+    protokv ingest video.mp4
+    protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
+    protokv ingest lecture.mp4 -o part.safetensors --start 45:00 --duration 10m --every 30s --keep 9
+    protokv ingest part2.mp4 -o part1.safetensors --append
+    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --choices yes,no --on-change
+    ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
+    protokv ingest --from list.txt -o states/ --dry-run
+    ```
     """
     out = output.open(outlives_stdout=True)
     with out.errors():

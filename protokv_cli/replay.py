@@ -224,10 +224,11 @@ def replay(
       several sources
     - `lasts`: false if the answer may change while the stream goes on
 
-    ```sh protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory
-    durable,sliding-window --budget 512 protokv replay --dataset ovo-bench --data-root
-    data/ovo-bench --memory durable --budget 4k -o ovo.jsonl protokv replay --report results.jsonl
-    --csv numbers.csv --plot curves.pdf ```
+    ```sh
+    protokv replay video.mp4 --questions questions.jsonl --memory durable,paper --budget 512
+    protokv replay --dataset ovo-bench --data-root data/ovo-bench --budget 4k -o ovo.jsonl
+    protokv replay --report results.jsonl --csv numbers.csv --plot curves.pdf
+    ```
     """
     out = output.open()
     with out.errors():
