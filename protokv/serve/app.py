@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -65,13 +67,15 @@ def build_app(
     token: str | None = None,
     limits: ServerLimits | None = None,
     fed: FedSessions | None = None,
+    origins: Sequence[str] = (),
 ) -> Starlette:
     """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this
     machine may ask.
 
-    With `fed`, clients may feed sessions. ConfigError: no client could send the token.
+    With `fed`, clients may feed sessions; pages of `origins`, such as http://localhost:3000, may
+    ask, too. ConfigError: no client could send the token, or an origin is none.
     """
-    server = _Server(states, AccessCheck(token), limits or ServerLimits(), fed)
+    server = _Server(states, AccessCheck(token, origins), limits or ServerLimits(), fed)
     page = WebPage(states)
     feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
@@ -83,6 +87,14 @@ def build_app(
             Route("/v1/models/{name:path}", server.guard(server.models)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
             *feed,
+        ],
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=("*",),
+            )
         ],
         exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), server.refuse),
         lifespan=server.lifespan,

@@ -12,7 +12,7 @@ from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
 from protokv.memories import MEMORIES, MemoryConfig, PaperConfig
 from protokv.testing import MemoryTests
-from protokv.testing.memories import build, find_visible, reads_within_budget, recall
+from protokv.testing.memories import LENGTHS, build, find_visible, reads_within_budget, recall
 from tests.core.streams import World, feed, shape_of, small_config, small_durable
 from tests.oracles.invariants import check_bank
 
