@@ -169,6 +169,7 @@ class Utterance:
     start_s: float
     end_s: float
     text: str
+    step: int = 0  # the index of the step that took it
 
 
 @dataclass(frozen=True, slots=True)
