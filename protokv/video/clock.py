@@ -67,6 +67,7 @@ class PacketTiming:
     declared_s: float | None = None  # the same, if it does not come from the times of the packets
     # until when anything else than the packets of the pictures says that the source lasts
     confirmed_s: float = 0.0
+    carried_s: float = math.inf  # no stream of so few bytes is longer
     has_pts: bool = True  # the container has presentation times
     # without them: how much later the decoding time of a frame is than that of its packet
     delay: int = 0
@@ -136,7 +137,8 @@ class PacketClock:
         self.excused: set[int] = set()
         end_s = timing.declared_s
         ticks = timing.length
-        self._limit = math.inf if end_s is None else timing.ticks(bound_declared_end(end_s))
+        bound_s = timing.carried_s if end_s is None else bound_declared_end(end_s)
+        self._limit = math.inf if bound_s == math.inf else timing.ticks(bound_s)
         self._confirmed = timing.ticks(timing.confirmed_s + _HOLE_S)
         self._gap = ticks(LONGEST_GAP_S)
         self._reorder = ticks(_REORDER_S)
@@ -217,6 +219,9 @@ class PacketClock:
             if credible or ((stays is None or ends) and (confirmed or at - last <= self._gap)):
                 self._moved, self._longest = self.shift, max(self._longest, at - last)
                 return False
+        if last + step > self._limit:
+            # Damaged lengths of frames must not add up to hours either.
+            step = self._timing.length(_TICK_S)
         # The first of them by time follows; packets are reordered.
         run = [
             one

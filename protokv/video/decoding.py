@@ -23,6 +23,9 @@ from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
 # their bytes.
 _STATING = {"mov", "flv", "asf"}
 
+# Packets of these may hold a frame that others refer to, and that is never shown.
+_HIDING = {"vp8", "vp9"}
+
 # A source that ends this many seconds before the end that it declares is not cut short.
 _HONEST_S = 0.5
 
@@ -160,7 +163,7 @@ class FrameDecoder:
         and never count as lost. A live stream has its times from `arrivals`, and its frames are not
         matched with packets. `on_note` is told what is no damage.
         """
-        losses.matching = arrivals is None
+        losses.matching = arrivals is None and found.info.codec not in _HIDING
         stream.codec_context.flush_buffers()
         self._found = found
         self._timing = found.timing
@@ -170,7 +173,6 @@ class FrameDecoder:
         self._convert = convert
         self._drop_leading = after_key
         self._arrivals = arrivals
-        self._is_hidden = _HIDDEN.get(found.info.codec)
         self._pixels = STALE_MEMORY_DECODERS.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
         self._next_ticks = found.timing.origin  # where a frame without a time stamp follows
@@ -237,8 +239,7 @@ class FrameDecoder:
         """
         if packet.pts is None or packet.is_discard or not self._timing.has_pts:
             return None
-        hidden = self._is_hidden is not None and packet.size and self._is_hidden(memoryview(packet))
-        return None if hidden else self._timing.time_s(packet.pts)
+        return self._timing.time_s(packet.pts)
 
     def _expect(self, packet: Any) -> None:
         """Note the frame that a packet should give, if it is one of those that can be decoded."""
@@ -323,19 +324,3 @@ class FrameDecoder:
         if missing or gap_s > honest_s:
             missing = missing or max(1, round(gap_s / timing.interval_s))
             losses.add(end_s, "the file ends before the end that it declares", lost=missing)
-
-
-def _is_hidden_vp8(data: memoryview) -> bool:
-    return data[0] & 0x11 == 1  # key frames are always shown
-
-
-def _is_hidden_vp9(data: memoryview) -> bool:
-    if data[-1] & 0xE0 == 0xC0:
-        return False  # several frames, of which one is shown
-    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
-    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
-    return bits & 8 == 0 and bits & 2 == 0
-
-
-# Whether a packet holds a reference frame only, which is never shown.
-_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}

@@ -156,6 +156,37 @@ def test_a_long_pause_is_believed_if_later_stamps_or_the_declared_end_confirm_it
     assert len(damage) == 1
 
 
+@pytest.mark.parametrize("step_s", [60.0, 2048.0, 40_000.0])
+@pytest.mark.parametrize("size", [500, 6000, 20_000])
+def test_no_stream_is_longer_than_its_bytes_can_carry(size, step_s):
+    """Damaged stamps leap, and later ones confirm it; as long as slides stay, they do not."""
+    packets = [
+        SimpleNamespace(
+            pts=round(step_s * 1000) * n,
+            dts=None,
+            duration=round(step_s * 1000),
+            size=99,
+            is_corrupt=False,
+            is_keyframe=False,
+        )
+        for n in range(40)
+    ]
+    damage = []
+    carried_s = size / 0.25
+    clock = PacketClock(
+        PacketTiming(Fraction(1, 1000), 0, step_s, carried_s=carried_s),
+        from_origin=True,
+        on_join=lambda time_s: None,
+        on_damage=lambda time_s, why: damage.append(why),
+        on_missing=lambda time_s, gap_s: None,
+    )
+    times = [one.pts / 1000 for one in clock.settle(iter(packets))]
+    assert all(a < b for a, b in pairwise(times))
+    assert times[-1] <= carried_s + 40
+    fits = step_s * 39 <= carried_s
+    assert (not damage, times[-1] == step_s * 39) == (fits, fits)
+
+
 def test_pictures_in_another_order_than_they_are_shown_are_no_damage():
     """Slides with B frames: the packet of a later picture comes first."""
     stamps = [0.0, 2000.0, 700.0, 1400.0, 4000.0, 2700.0, 3400.0, 4100.0, 4050.0, 4200.0]
