@@ -43,6 +43,8 @@ class FrameLosses:
 
     def __init__(self) -> None:
         self.start_s = 0.0  # where the reading begins
+        self.interval_s = 0.04  # the usual distance of two frames
+        self.on_note: Callable[[str], None] = lambda note: None  # told what is no damage
         # a decoder met damage, counted or not; frames missing at the end of a file are none
         self.met = False
         # packets and frames are one to one; if not, a failure counts, and else the missing frame
@@ -86,6 +88,16 @@ class FrameLosses:
         self.met = True
         if time_s >= self.start_s:
             self.add(time_s, why, damaged=1)
+
+    def note_missing(self, time_s: float, gap_s: float) -> None:
+        """Count the frames of a part that is missing."""
+        if time_s >= self.start_s:
+            lost = max(1, round(gap_s / self.interval_s))
+            self.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
+
+    def note_join(self, time_s: float) -> None:
+        """Note that another recording is joined on here, which is no damage."""
+        self.on_note(f"at {time_s:.2f} s another recording is joined on: times go on")
 
     def note_failure(self, time_s: float | None, why: str) -> None:
         """Note that a decoder refused the packet of this time, or a demultiplexer failed."""
@@ -180,15 +192,9 @@ class FrameDecoder:
         self._corrupt_s: set[float] = set()
         self._last_dts: int | None = None
         self._end_s = 0.0
-        self._clock = PacketClock(
-            found.timing,
-            from_origin=not sought,
-            on_join=lambda time_s: on_note(
-                f"at {time_s:.2f} s another recording is joined on: times go on"
-            ),
-            on_damage=losses.note_damage,
-            on_missing=self._note_missing,
-        )
+        losses.on_note = on_note
+        losses.interval_s = found.timing.interval_s
+        self._clock = PacketClock(found.timing, losses, from_origin=not sought)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets on the one clock of the reading, and None before those that begin a new
@@ -204,11 +210,6 @@ class FrameDecoder:
                     self._end_s, time_s + (self._timing.stays_s(time_s, packet) or 0.0)
                 )
             yield packet
-
-    def _note_missing(self, time_s: float, gap_s: float) -> None:
-        if time_s >= self.losses.start_s:
-            lost = max(1, round(gap_s / self._timing.interval_s))
-            self.losses.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
 
     def _watch(self, packet: Any) -> Any:
         self._last_dts = packet.dts if packet.dts is not None else self._last_dts

@@ -92,10 +92,12 @@ def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
     damage = []
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
+        SimpleNamespace(
+            note_join=joins.append,
+            note_damage=lambda time_s, why: damage.append(why),
+            note_missing=lambda time_s, gap_s: damage.append(f"{gap_s} s"),
+        ),
         from_origin=True,
-        on_join=joins.append,
-        on_damage=lambda time_s, why: damage.append(why),
-        on_missing=lambda time_s, gap_s: damage.append(f"{gap_s} s"),
     )
     return [one.pts / 1000 for one in clock.settle(iter(packets)) if one is not None], joins, damage
 
@@ -175,10 +177,8 @@ def test_no_stream_is_longer_than_its_bytes_can_carry(size, step_s):
     carried_s = size / 0.25
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, step_s, carried_s=carried_s),
+        SimpleNamespace(note_damage=lambda time_s, why: damage.append(why)),
         from_origin=True,
-        on_join=lambda time_s: None,
-        on_damage=lambda time_s, why: damage.append(why),
-        on_missing=lambda time_s, gap_s: None,
     )
     times = [one.pts / 1000 for one in clock.settle(iter(packets))]
     assert all(a < b for a, b in pairwise(times))

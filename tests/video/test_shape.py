@@ -226,7 +226,7 @@ def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_ra
         signal = encode_light(np.append(light, 2 * WHITE), transfer)
     else:
         signal = np.append(shown, 1.0)
-    luma = np.rint((64 + 876 * np.repeat(signal, 16))).astype(np.uint16)
+    luma = np.rint(64 + 876 * np.repeat(signal, 16)).astype(np.uint16)
     with av.open(str(tmp_path / f"x.{suffix}"), "w") as output:
         stream: Any = output.add_stream("libx265", rate=5)
         stream.options = {"x265-params": "log-level=none:qp=4"}
