@@ -129,12 +129,12 @@ def _read_document(
 
 
 def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
-    """Show what was said, a line for each step with words."""
+    """Show what was said and when, a line for each step with words."""
     from protokv.state.sources import list_video_places
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
     reader = open_commit_at(out, state, flags.at, flags.verify)
-    lines = reader.transcript.lines
+    lines = [one.spoken() for one in reader.transcript.lines]
     record = read_recorded_subtitles(reader.state.source)
     show_commit_note(out, reader, reader.state.clock.stream_time_s)
     if lost := record.get("lost"):
