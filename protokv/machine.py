@@ -17,7 +17,7 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 _USED = Path("/sys/fs/cgroup/memory.current")
 _MEMINFO = Path("/proc/meminfo")
 
-# What allocators, the loader of libraries and threads say.
+# Messages of allocators, the loader of libraries and threads.
 _NO_ROOM = re.compile(
     "can't allocate|not enough memory|cannot allocate memory|out of memory|failed to map segment"
     "|can't start new thread|unable to mmap",
@@ -45,7 +45,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     told: BaseException | None = error
     while told is not None:
-        # By its name, because torch may not be imported yet.
+        # Found by its name, because torch may not be imported yet.
         if isinstance(told, MemoryError) or type(told).__name__ == "OutOfMemoryError":
             return True
         if getattr(told, "errno", None) == errno.ENOMEM or _NO_ROOM.search(str(told)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protokv.errors import ConfigError, SourceUnreadable
+from protokv.state.moments import parse_duration
 from protokv.timings import Timings, time_stage
 from protokv_cli.hooks import SubprocessHook
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
@@ -29,7 +30,7 @@ from protokv_cli.options import (
     read_variable_lines,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_pair, parse_steps
+from protokv_cli.parsing import parse_every, parse_list, parse_pair, parse_steps
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -172,9 +173,9 @@ def ingest(
     ```sh
     protokv ingest video.mp4
     protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
-    protokv ingest talk.mp4 -o part.safetensors --start 45:00 --duration 10m --every 30s --keep 20
+    protokv ingest lecture.mp4 -o part.safetensors --start 45:00 --duration 10m --every 30s --keep 9
     protokv ingest part2.mp4 -o part1.safetensors --append
-    protokv ingest rtsp://cam/1 --ask "Is it on?" --ask-every 5s --choices yes,no --on-change
+    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --choices yes,no --on-change
     ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
     protokv ingest --from list.txt -o states/ --dry-run
     ```

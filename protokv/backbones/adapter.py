@@ -53,8 +53,8 @@ class TransformersBackbone(Backbone):
     # examples.
     video_token: ClassVar[str] = "<video>"
     usual_fps: ClassVar[float] = 1.0
-    # Words of a step: what closes the video before them, the text, what opens the next one. By
-    # default a line of text.
+    # Words of a step: what closes the video before them, the text, what opens the next one. The
+    # default is a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
     identify = staticmethod(loading.identify_model)
     read_decoder: ClassVar[Callable[[Any], LanguageDecoder]] = LanguageDecoder
@@ -72,9 +72,9 @@ class TransformersBackbone(Backbone):
         model = loading.load_model(
             MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement
         )
-        return cls.hold(
-            model, path, *loading.load_tokenizer(path), cls.identify(path, name, config, placement)
-        )
+        tokenizer, template = loading.load_tokenizer(path)
+        identity = cls.identify(path, name, config, placement)
+        return cls.hold(model, path, tokenizer, template, identity)
 
     @classmethod
     def hold(

@@ -31,7 +31,7 @@ class LanguageDecoder:
     """The decoder of a model."""
 
     model: Any
-    config: Any  # of its text
+    config: Any  # settings of its text
     position_components: int  # P, position components: 3 with M-RoPE, else 1
 
     def __init__(self, model: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ _WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 _DEVICE_MAPS: Final = ("auto", "balanced")
 MODEL_ATTENTION: Final = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
 _QUANTIZATIONS: Final = ("4bit", "8bit")
-# What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
+# bitsandbytes packs together rows of a linear layer, and weights of a row (its block).
 _ROWS = 32
 _SAMPLED: Final = 16  # numbers of a weight that tell it
 _BLOCK = 64
@@ -50,10 +51,10 @@ _BLOCK = 64
 class Placement:
     """Device, dtype and quantisation of a model."""
 
-    dtype: torch.dtype  # of weights, keys and values; a quantised model computes in it
-    device: torch.device  # of the model, or of the parts that `device_map` does not place
+    dtype: torch.dtype  # dtype of weights, keys and values; a quantised model computes in it
+    device: torch.device  # device of the model, or of what `device_map` does not place
     device_map: str | None = None  # spreads layers over several devices; None: it does not
-    quantization: str | None = None  # of the weights, by bitsandbytes; None: none
+    quantization: str | None = None  # quantisation of the weights, by bitsandbytes
 
     @property
     def dtype_name(self) -> str:
@@ -163,6 +164,9 @@ def load_model(
     placement needs.
     """
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
+    # A config may name kernels of a hub, which transformers would fetch and run. Parts follow.
+    config._attn_implementation = None
+    config._experts_implementation = None
     _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
@@ -176,6 +180,7 @@ def load_model(
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
         path,
+        config=config,
         dtype=placement.dtype,
         use_safetensors=True,
         trust_remote_code=False,
@@ -241,6 +246,8 @@ def quiet_transformers() -> Iterator[None]:
     """
     collects = gc.isenabled()
     gc.disable()
+    # Some models ask a hub for code when they are made, if the package `kernels` is there.
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

@@ -242,12 +242,12 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             why = "none of its layers has full attention, so a memory has nothing to serve"
             raise ConfigError(why, hint="use a checkpoint with layers of full attention")
         named = getattr(config, "layer_types", None) or [""] * len(layers)
-        # Of each layer, and whether it shares the tokens of an earlier one.
+        # Each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
         self.context = Context()
         self.masks = AttentionMasks()
         self.seen = 0
-        # what transformers' own layers held when the tokens since then began
+        # the tensors that transformers' own layers held when the tokens since then began
         self._settled: dict[str, Tensor] = {}
 
     @property

@@ -27,7 +27,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
-from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
 from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
@@ -40,7 +40,7 @@ _MOST_QUESTION_TOKENS: Final = 4096
 ChatTurn = tuple[str, str]  # an earlier question of a conversation, and its answer
 
 
-# of a hub model: nothing that could be a path
+# name of a hub model: nothing that could be a path
 _HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 
 
@@ -78,17 +78,17 @@ class StreamModel(ABC):
     kv_heads: int  # H
     head_size: int  # D
     position_components: int  # P
-    # of all layers of the model; empty: all have full attention
+    # kinds of all layers of the model; empty: all have full attention
     layer_kinds: Sequence[LayerKind] = ()
     frames_per_step: int  # sampled frames that make one step
     default_fps: float  # the sampling rate of its training, in frames per second
-    # of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most visual tokens
-    # of a step
+    # settings of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most
+    # visual tokens of a step
     settings: Mapping[str, int | float | str]
-    dtype: torch.dtype  # of embeddings, keys and values
-    # of embeddings, positions and results, and of layers unless `layer_devices` says otherwise
+    dtype: torch.dtype  # dtype of embeddings, keys and values
+    # device of embeddings, positions and results, and of layers unless `layer_devices` differs
     device: torch.device
-    # of each layer of a spread model; None: all on `device`
+    # device of each layer of a spread model; None: all on `device`
     layer_devices: Sequence[torch.device] | None = None
     # whether each of these layers rotates its keys; None: all do, or none, as `rotary` says
     rotated: Sequence[bool] | None = None
@@ -120,7 +120,8 @@ class Backbone(StreamModel):
     stop_ids: frozenset[int]  # tokens that end an answer
     # how the model was published to answer; greedily if nothing is said
     decoding: Decoding = Decoding()
-    notice: str = ""  # what it cannot read, in one line for its user; empty: it reads any video
+    # a limit of what it reads, in one line for its user; empty: it reads any video
+    notice: str = ""
     # position components that grow with the stream; others stay within the grid of a step
     moving: Sequence[int] = (0,)
     # number of positions that it was trained on; None: its config does not say
@@ -128,7 +129,7 @@ class Backbone(StreamModel):
     # whose attention shows the evidence of an answer; None: not measured
     reading_layers: Sequence[int] | None = None
     converses: bool = True  # whether the model was trained on conversations and system prompts
-    graphs: Graphs | None = None  # of its vision tower
+    graphs: Graphs | None = None  # graphs of its vision tower
     # why `forward` cannot be captured as a graph (`protokv.device.graphs`); empty: it can
     why_eager: str = ""
 
@@ -300,6 +301,10 @@ class Backbone(StreamModel):
         ids = self.words_ids(said) if said else []
         if not ids:
             return step
+        spoken = [one for one in texts if isinstance(one, SpokenText)]
+        if spoken:
+            start_s = min(one.start_s for one in spoken)
+            said = SpokenText(said, start_s, max(one.end_s for one in spoken))
         visual = slice(*(step.visual or slice(None)).indices(len(step))[:2])
         embeddings = torch.cat((step.embeddings, self.embed_text(ids)))
         return replace(step, embeddings=embeddings, visual=visual, words=len(ids), words_text=said)

@@ -26,11 +26,11 @@ from protokv.errors import PositionWarning
 class PositionedStep:
     """A step of the stream at its positions."""
 
-    tokens: StepTokens  # what the model reads of it
+    tokens: StepTokens  # the tokens that the model reads of it
     positions: Tensor  # `[T, P]` int64, stream positions
     coordinates: Tensor  # `[T, 2]` float32, centres of cells
     highest: tuple[int, ...]  # the highest position of each component in the whole step
-    clock: StreamClock  # where the stream stands after it
+    clock: StreamClock  # the clock after it
     # the same after the last step with words, up to this one; None: there is none
     words_end: StreamClock | None = None
 
@@ -155,6 +155,7 @@ class Utterance:
     start_s: float
     end_s: float
     text: str
+    step: int = 0  # the index of the step that took it
 
 
 class TranscriptAttachment(SessionAttachment):

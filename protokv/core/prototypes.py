@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.context import Context
@@ -84,7 +85,10 @@ class PrototypeConfig(MemoryConfig):
         return self.budget
 
 
-class PrototypeMemory(SingleDeviceMemory):
+PrototypeT = TypeVar("PrototypeT", bound=PrototypeConfig, default=PrototypeConfig)
+
+
+class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older
     ones.
     """
@@ -92,7 +96,7 @@ class PrototypeMemory(SingleDeviceMemory):
     rule: ClassVar[type[BankRule]]  # by which tokens enter the bank
     steady = True
 
-    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: PrototypeT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self.graphs: Graphs = Graphs(shape.device, beside=True)
         K = config.prototypes
@@ -101,23 +105,23 @@ class PrototypeMemory(SingleDeviceMemory):
         self._bank = self.make_bank(config, shape)
         self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
 
-    @staticmethod
-    def bank_type(config: Any) -> type[PrototypeBank]:
+    @classmethod
+    def bank_type(cls, config: PrototypeT) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
         return PrototypeBank
 
-    def make_bank(self, config: Any, shape: MemoryShape) -> PrototypeBank:
+    def make_bank(self, config: PrototypeT, shape: MemoryShape) -> PrototypeBank:
         """Return an empty bank; the slots exist."""
         return self.bank_type(config)(shape, config.prototypes)
 
-    def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
+    def new_slots(self, config: PrototypeT, shape: MemoryShape) -> KVSlots:
         """Return the slots that attention reads, all free."""
         return KVSlots(
             shape, far=config.prototypes * config.slots_per_prototype, near=config.near_tokens
         )
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: PrototypeT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the near window, the bank and its rule's own besides."""
         K = config.prototypes
         near = NearWindow.declare(shape, config.near_tokens)

@@ -49,7 +49,7 @@ class LayerShards(Memory):
         self.bounded = cls.bounded
         self.joins_steps = cls.joins_steps
         self._specs = cls.declare(config, shape)
-        # of the longest runs of layers that are alike, in order
+        # shapes of the longest runs of layers that are alike, in order
         self._runs: list[MemoryShape] = []
         self._parts: list[SingleDeviceMemory] = []
         devices = shape.layer_devices or [shape.device] * shape.layers
@@ -98,6 +98,9 @@ class LayerShards(Memory):
         steps = [
             replace(
                 step,
+                queries=None
+                if step.queries is None
+                else step.queries[run.own_layers].to(run.device),
                 keys=step.keys[run.own_layers].to(run.device),
                 values=step.values[run.own_layers].to(run.device),
                 positions=step.positions.to(run.device),
@@ -162,7 +165,7 @@ class LayerShards(Memory):
     def report(self) -> dict[str, Any]:
         """Return the report of the memory of all layers."""
         reports = [part.report() for part in self._parts]
-        # Where parts report different numbers, the number is a minimum over layers, such as the
+        # If parts report different numbers, the number is a minimum over layers, such as the
         # oldest step.
         least = {
             name: value if all(r[name] == value for r in reports) else min(r[name] for r in reports)

@@ -106,7 +106,7 @@ class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
         self._scratch.cleanup()
 
 
-_workers: list[FleetWorker] = []  # that of this process; none in the coordinator's
+_workers: list[FleetWorker] = []  # the worker of this process; none in the coordinator's
 
 
 def _begin(recipe: JobRecipe, device: str, scratch: str) -> None:

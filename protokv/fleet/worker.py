@@ -49,7 +49,7 @@ class JobRecipe:
     """
 
     place: str  # folder, or prefix in an object store, of the states
-    options: IngestOptions = field(default_factory=IngestOptions)  # of each ingest
+    options: IngestOptions = field(default_factory=IngestOptions)  # options of each ingest
 
     def load(self, device: str) -> Backbone:
         """Load the model. Raises as `IngestOptions.load_model`."""
@@ -69,8 +69,8 @@ class VideoFailure:
     # the error of a single `ingest`; Damaged: the state has what could be read; WorkerDied: at each
     # attempt
     kind: str
-    message: str  # what is wrong
-    hint: str = ""  # what to do
+    message: str  # the failure, in one line
+    hint: str = ""  # a way out of it
 
     @classmethod
     def from_error(cls, error: Exception) -> VideoFailure:
@@ -102,7 +102,7 @@ class VideoOutcome:
     elapsed_s: float = 0.0  # seconds that the worker was busy with it
     attempts: int = 1  # how often it was begun
     failure: VideoFailure | None = None  # why it failed; of a watched or finished video, its damage
-    notes: tuple[str, ...] = ()  # what a user should know of the video that is no damage
+    notes: tuple[str, ...] = ()  # notes for the user on the video that are no damage
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""

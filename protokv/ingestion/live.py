@@ -125,6 +125,8 @@ class LiveSource(Source):
         self._feed: _Feed | None = None
         self._reading: Source | None = None
         self._away_s: float | None = None
+        # how far the clock of the day was ahead of the other one at the last anchor
+        self._ahead_s: float | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -167,8 +169,13 @@ class LiveSource(Source):
     def record(self, stream_s: float) -> dict[str, Any]:
         """Return the source's record in a state at a commit."""
         self.log.committed_at = now_s = self.now()
-        if not self.log.anchors:
-            self.log.add_anchor(stream_s, now_s)
+        real_s = now_s
+        if self.log.anchors and self._ahead_s is not None:
+            # By how much the clock of the day was set since the last anchor. A model that lags
+            # behind the camera is no reason for another one.
+            real_s = self.log.real_time(stream_s) + now_s - self.clock() - self._ahead_s
+        if not self.log.anchors or self._ahead_s is not None:
+            self._anchor(stream_s, real_s)
         return {**asdict(self.info), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
@@ -195,7 +202,7 @@ class LiveSource(Source):
         self._feed = feed = _Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
         dropped = log.frames_dropped
         damaged = log.frames_damaged
-        # Of the connection: when it began, the frames watched, and how many were dropped before it.
+        # The connection: when it began, the frames watched, and how many were dropped before it.
         since_s = self.clock()
         watched = 0
         before = 0
@@ -227,8 +234,12 @@ class LiveSource(Source):
                 log.begin_gap(start_s + item.from_s, "no frames came")
                 log.end_gap(start_s + item.to_s)
 
+    def _anchor(self, stream_s: float, real_s: float) -> None:
+        if self.log.add_anchor(stream_s, real_s) or self._ahead_s is None:
+            self._ahead_s = self.now() - self.clock()
+
     def _begin(self, item: _Connection, stream_s: float) -> Iterator[SourceRecovered]:
-        self.log.add_anchor(stream_s, item.real_s)
+        self._anchor(stream_s, item.real_s)
         # Frames keep the size of the first ones for the life of the stream.
         width = self.info.width or item.info.width
         height = self.info.height or item.info.height

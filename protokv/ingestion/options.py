@@ -81,7 +81,7 @@ class LiveOptions:
     # seconds without a frame after which it is lost; None: 20, for a pipe without end
     stall_s: float | None = None
     give_up_s: float | None = None  # seconds to try a lost source again; None: for ever
-    # of a slow model; None: a pipe waits, others drop old frames
+    # policy for a slow model; None: a pipe waits, others drop old frames
     on_pressure: Literal["drop", "wait"] | None = None
     for_s: float | None = None  # end after this much stream time
     input: Mapping[str, str] = field(default_factory=dict)  # options for FFmpeg
@@ -149,9 +149,9 @@ class IngestOptions:
     # The source. A part of it is a different source from the whole; stream time begins with the
     # part.
     fps: float | None = None  # sampled frames per second; None: the model's default
-    start_s: float = 0.0  # where to begin
+    start_s: float = 0.0  # the time to begin at
     duration_s: float | None = None  # how much to watch; None: to its end
-    decoder: Decoder = "auto"  # of a file; see `open_source`
+    decoder: Decoder = "auto"  # decoder of a file; see `open_source`
     max_frame_pixels: int | None = None  # the most that a frame of a file may have; None: 8K
     # a file beside the video, else a text track; or `off`, a file, or a language
     subtitles: str = "auto"

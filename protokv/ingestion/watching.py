@@ -16,7 +16,7 @@ from typing import Any, Literal
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
-from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
+from protokv.ingestion.estimate import bound_state_bytes, count_prototypes, estimate_end_bytes
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
@@ -39,10 +39,10 @@ class RunSetup:
 
     session: Session
     segment: StreamSegment  # the part of the stream that its source fills
-    record: Mapping[str, Any]  # of the source, in the state
-    subtitles: Subtitles  # of the source, in its own time
+    record: Mapping[str, Any]  # record of the source, in the state
+    subtitles: Subtitles  # subtitles of the source, in its own time
     chunk: int  # steps that go through the model together
-    answers: Sequence[StandingAnswer] = ()  # that the state keeps
+    answers: Sequence[StandingAnswer] = ()  # answers that the state keeps
 
 
 class IngestRun:
@@ -71,7 +71,7 @@ class IngestRun:
         self._chunk = start.chunk
         self._timings = timings
         session.timings = timings
-        self._asker = StandingAsker(session, options.ask, start.answers, self._live)
+        self._asker = StandingAsker(session, options.ask, start.answers, source)
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._subtitles = start.subtitles
         self._loss_reported = False
@@ -314,6 +314,8 @@ class IngestRun:
             end_bytes=estimate_end_bytes(session, end_s, self._thumbnails) if end_s else None,
             frames_dropped=self._live.log.frames_dropped if self._live else 0,
             tokens_seen=clock.tokens_seen,
+            near_tokens=session.config.near_tokens,
+            prototypes=count_prototypes(session.config),
         )
 
     def _summary(self) -> events.IngestSummary:

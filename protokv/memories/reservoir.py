@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,14 +37,14 @@ class FirstTokensConfig(MemoryConfig):
     name: ClassVar[str] = "first-tokens"
 
 
-class FirstTokensMemory(KeptTokensMemory):
+class FirstTokensMemory(KeptTokensMemory[FirstTokensConfig]):
     """The first M tokens of a stream."""
 
     def append(self, step: StepKV) -> None:
         """Take one step, as far as there is room."""
-        step = self._admit(step, self._kept.last_step).usable_only()
-        room = self._config.budget - len(self._kept)
-        self._kept.append(step.tokens(slice(0, room)))
+        step = self._admit(step, self.kept.last_step).usable_only()
+        room = self._config.budget - len(self.kept)
+        self.kept.append(step.tokens(slice(0, room)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +54,15 @@ class RandomTokensConfig(MemoryConfig):
     name: ClassVar[str] = "random"
 
 
-class RandomTokensMemory(KeptTokensMemory):
+class RandomTokensMemory(KeptTokensMemory[RandomTokensConfig]):
     """A uniform sample of M tokens of the stream."""
 
-    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: RandomTokensConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self._count = _TokenCount()
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: RandomTokensConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the number of tokens besides."""
         return (*super().declare(config, shape), *_TokenCount.declare())
 
@@ -72,7 +72,7 @@ class RandomTokensMemory(KeptTokensMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step: each token in it replaces a held one by chance."""
-        kept = self._kept
+        kept = self.kept
         step = self._admit(step, kept.last_step).usable_only()
         held = len(kept)
         T = len(step.positions)
@@ -89,7 +89,7 @@ class RandomTokensMemory(KeptTokensMemory):
         """Take a state whose form is checked."""
         super().load(tensors)
         seen = int(self._count.seen)
-        held = len(self._kept)
+        held = len(self.kept)
         if min(seen, self._config.budget) != held:
             raise StateCorrupt(f"state: tensor reservoir.seen holds {seen} beside {held} tokens")
 

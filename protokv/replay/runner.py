@@ -33,7 +33,7 @@ from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 
 _SHORT_ANSWER = Decoding(max_new_tokens=16)
-# What a row says of decoding; a replay uses nothing else.
+# The part of a row on decoding; a replay uses nothing else.
 _DECODING = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
 
 

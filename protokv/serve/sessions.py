@@ -48,9 +48,9 @@ class FedSessionLimits:
     """The limits of sessions."""
 
     most: int = 8  # sessions at once
-    frame_bytes: int = 8 << 20  # of a file
+    frame_bytes: int = 8 << 20  # most bytes of a file
     frame_pixels: int = 8192 * 4352
-    frames_per_second: int = 60  # of a session
+    frames_per_second: int = 60  # most frames of a session
     idle_s: float = 300.0  # without a frame, until a session is put away
     age_s: float = 7 * 86400.0  # until it is put away although it is fed
 

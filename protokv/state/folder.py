@@ -5,7 +5,8 @@ headers, and one model for all. Knows no sources and no command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,19 @@ def describe_states(place: str) -> Iterator[dict[str, Any]]:
         except StateError as error:
             row["failure"] = " ".join(error.message.split())
         yield row
+
+
+def group_by_model(states: Iterable[str]) -> list[str]:
+    """Return states in order, those of one model together; those that cannot be read come last."""
+    groups = dict[str, list[str]]()
+    unread = list[str]()
+    for state in states:
+        try:
+            identity = StateReader.open(state).header.backbone
+            groups.setdefault(f"{identity.weights_digest} {identity.dtype}", []).append(state)
+        except StateError:
+            unread.append(state)
+    return [*chain.from_iterable(groups.values()), *unread]
 
 
 def read_recorded_damage(header: StateHeader) -> str:

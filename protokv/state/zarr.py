@@ -49,7 +49,7 @@ class ZarrForm(StateForm):
         """Write the folder. All threads have ended when this returns or raises."""
         import zarr
 
-        # The library's own store of files syncs none and needs hard links. In memory, numbers are
+        # The library's own store of files syncs none and needs hard links. Numbers in memory are
         # not copied.
         files: dict[str, Any] = {}
         root = zarr.create_group(files, attributes={HEADER_KEY: json.loads(document)})

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -434,6 +434,13 @@ def choose_memory(
     return MemoryConfig.of(memory, budget=budget, **settings)
 
 
+def _refuse_outside(*_: object, **__: object) -> NoReturn:
+    raise ConfigError(
+        "this session of protokv.watching has ended with its `with` block",
+        hint="ask inside of it, or save the session there and go on with state=PATH",
+    )
+
+
 @contextmanager
 def watching(
     model: Any,
@@ -446,7 +453,7 @@ def watching(
     **settings: Any,
 ) -> Iterator[Session]:
     """Watch with a model of transformers that you hold. Its attention is ours inside, and what it
-    was afterwards.
+    was afterwards; the session ends with the block. ConfigError if it is used later.
 
     Args:
         model: of pictures and text, on any device.
@@ -468,7 +475,15 @@ def watching(
     before = text._attn_implementation
     try:
         model.set_attn_implementation({"text_config": ATTENTION_NAME})
-        yield Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
+        session = (
+            Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
+        )
+        try:
+            yield session
+        finally:
+            # Under the model's own attention it would answer something else.
+            for name in ("forward", "embed_text", "prepare"):
+                setattr(session.backbone, name, _refuse_outside)
     finally:
         model.set_attn_implementation({"text_config": before})
 
@@ -496,7 +511,9 @@ def _refuse_memory(config: MemoryConfig) -> None:
     ConfigError.
     """
     by_session = "protokv.Session keeps it, and so does `protokv ingest`"
-    if config.memory.select is not SingleDeviceMemory.select or config.listeners():
+    memory = config.memory
+    selects = memory.select is not SingleDeviceMemory.select
+    if selects or memory.reads_queries or config.listeners():
         raise ConfigError(
             f"the memory {config.name} reads more than keys and values", hint=by_session
         )

@@ -14,7 +14,8 @@ from typing import Any
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached_model, find_packaged_models
 from protokv.core.backbone import Backbone
-from protokv.errors import ConfigError, ModelError, StateError, escape_text
+from protokv.errors import ConfigError, ModelError, StateError, StateMismatch, escape_text
+from protokv.state.checkpoint import check_state_fits
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.store import StatePath
@@ -81,7 +82,12 @@ def open_session(
 
 
 def load_recorded_backbone(
-    header: StateHeader, name: str | None = None, revision: str | None = None, **placement: Any
+    header: StateHeader,
+    name: str | None = None,
+    revision: str | None = None,
+    *,
+    default: str | None = None,
+    **placement: Any,
 ) -> Backbone:
     """Load the model that the caller names, or else the one that a state names.
 
@@ -89,17 +95,22 @@ def load_recorded_backbone(
     packaged model and hub models in the local cache are loaded by such a name, the latter at the
     commit that the state names.
 
-    Arguments and errors are those of `load_backbone`; revision, dtype and cost of a frame are the
-    state's unless given. ModelError if the state names a folder, or a model that is not in the
-    cache.
+    `default` names the model where the state's own cannot be loaded so. Other arguments and errors
+    are those of `load_backbone`; revision, dtype and cost of a frame are the state's unless given.
+    ModelError if the state names a folder, or a model that is not in the cache.
     """
     if placement.get("dtype") is None:
         placement["dtype"] = header.backbone.dtype
-    backbone = _load(header, name, revision, placement)
+    try:
+        backbone = _load(header, name, revision, placement)
+    except ModelError:
+        if default is None:
+            raise
+        backbone = load_backbone(default, revision=revision, **placement)
     tokens = header.settings.get("frame_tokens")
     same_family = header.backbone.family == backbone.identity.family
     if placement.get("frame_tokens") is None and same_family and isinstance(tokens, int):
-        # What the model cannot do is left, and refused when the state is continued.
+        # Settings that the model cannot follow are left, and refused when the state is continued.
         with suppress(ConfigError):
             backbone.limit_frames(tokens)
     return backbone
@@ -133,15 +144,22 @@ def _load(
     )
 
 
-def load_backbone_for_states(
-    states: Iterable[str],
-    name: str | None,
-    revision: str | None = None,
-    *,
-    device: str,
-    device_map: str | None,
+def load_fitting_backbone(
+    loaded: Backbone | None, header: StateHeader, backbone: str | None = None, **how: Any
 ) -> Backbone:
-    """Load the model of the first readable state; arguments as for `load_recorded_backbone`.
+    """Return the model that is `loaded` if it made a state, else that of the state; `backbone` and
+    `how` are as for `load_recorded_backbone`. A model that is named is loaded once.
+    """
+    if loaded is not None:
+        with suppress(StateMismatch):
+            if backbone is None:
+                check_state_fits(header, loaded.identity)
+            return loaded
+    return load_recorded_backbone(header, backbone, **how)
+
+
+def load_backbone_for_states(states: Iterable[str], **how: Any) -> Backbone:
+    """Load the model of the first readable state; arguments as for `load_fitting_backbone`.
 
     StateError: no state can be read; the first reason is given. ModelError: the model cannot be
     loaded.
@@ -149,10 +167,7 @@ def load_backbone_for_states(
     reasons = list[StateError]()
     for state in states:
         try:
-            header = StateReader.open(state).header
-            return load_recorded_backbone(
-                header, name, revision, device=device, device_map=device_map
-            )
+            return load_fitting_backbone(None, StateReader.open(state).header, **how)
         except StateError as error:
             reasons.append(error)
     raise reasons[0]

@@ -109,7 +109,7 @@ class Session(AskedStream):
                 raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
         session = super().restore(state, backbone)
         if system is not None and session.sink_tokens != len(backbone.prefix_ids):
-            raise StateCorrupt("the system prompt of the state: another one made it")
+            raise StateCorrupt("the system prompt of the state is not the one it was made with")
         return session
 
     def _take_memory(self, memory: Memory, sink_tokens: int) -> None:
@@ -266,6 +266,7 @@ class Session(AskedStream):
         ) -> tuple[Tensor, Tensor, TokenCache]:
             context = self.placement.place(self.memory.context(), self.clock.next_position)
             cache = self.cache.fork(context)
+            cache.queries = [] if self.memory.reads_queries else None
             shown = self.placement.forward_positions(positions, context)
             fed = (
                 [replace(one, deepstack=own) for one, own in zip(tokens, deep, strict=True)]
@@ -275,6 +276,9 @@ class Session(AskedStream):
             self.backbone.forward(embeddings, shown, cache, steps=fed)
             keys, values = cache.read_all()
             cache.settle()
+            if cache.queries:
+                queries = torch.stack([query.to(keys.device) for query in cache.queries])
+                cache.queries = [*self.placement.stream_keys(queries, context)]
             return self.placement.stream_keys(keys, context), values, cache
 
         given = (

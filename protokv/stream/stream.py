@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache
@@ -114,10 +115,10 @@ class Stream:
         Keys and values are `[L, H, T, D]` of all steps, at stream positions.
         """
         places = [(step.positions, step.coordinates, step.tokens.words) for step in steps]
+        queries = torch.stack(cache.queries) if cache.queries else None
+        parts = split_steps(keys, values, places, self.clock.steps, queries)
         self.intact = False
-        for step, kv in zip(
-            steps, split_steps(keys, values, places, self.clock.steps), strict=True
-        ):
+        for step, kv in zip(steps, parts, strict=True):
             self._announce(step)
             self.memory.append(kv)
             self._note(step, cache.context)
@@ -220,7 +221,8 @@ class Stream:
         if clock.next_position < P0 or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         shape = make_memory_shape(backbone, config, P0)
-        memory = restore_memory(config, shape, choose_rotary(backbone, config), own)
+        rotary = choose_rotary(backbone, config)
+        memory = restore_memory(config, shape, rotary, own, clock.steps)
         cache = backbone.new_cache(layers, clock.tokens_seen + P0)
         stream = cls(backbone, config, cache, clock, attachments)
         if not clock.steps:

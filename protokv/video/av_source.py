@@ -20,6 +20,7 @@ import av
 from av.video.reformatter import VideoReformatter
 
 from protokv.errors import SourceUnreadable
+from protokv.mini import WORLD_COMMENT
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import (
@@ -176,6 +177,7 @@ class AVSource(Source):
             width=width,
             height=height,
             seekable=ends,
+            drawn=container.metadata.get("comment") == WORLD_COMMENT,
         )
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":
@@ -196,12 +198,14 @@ class AVSource(Source):
                 packet = next(demux)
             except StopIteration:
                 return
+            except IndexError:
+                # PyAV drops the packets of a stream that was not there when it was opened.
+                self.add_note("a stream that begins in its middle is not read")
+                demux = container.demux(stream)
+                continue
             except Exception as error:
                 failed += 1
-                # IndexError: a packet of a stream that appeared in the middle. PyAV drops it.
-                if failed <= _MOST_FAILURES and (
-                    self._kind in ("file", address.PIPE) or isinstance(error, IndexError)
-                ):
+                if failed <= _MOST_FAILURES and self._kind in ("file", address.PIPE):
                     demux = container.demux(stream)
                     continue
                 if self._kind == "file":

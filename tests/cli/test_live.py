@@ -5,6 +5,8 @@ cameras and pipes.
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events
 from protokv.memories import DurableConfig
+from protokv.state import moments
 from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import EventPrinter
 from tests.cameras import EPOCH, World, gone
@@ -66,6 +69,68 @@ def test_a_live_state_answers_as_of_a_time_of_the_stream_of_the_day_or_before_it
     last = protokv("query", camera, "what is it", "--json")
     assert last.rows()[0]["commit_age_s"] == pytest.approx(7.0, abs=1.5)
     assert "committed" in last.err
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("now", "text", "meant"),
+    [
+        ("2026-10-25T02:10+01:00", "02:30", "2026-10-25T02:30+02:00"),
+        ("2026-10-25T02:45+01:00", "02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T02:45+02:00", "2:30", "2026-10-25T02:30+02:00"),
+        ("2026-10-25T09:00+01:00", "02:30:15", "2026-10-25T02:30:15+01:00"),
+        ("2026-10-25T09:00+01:00", "2026-10-25 02:30", "2026-10-25T02:30+01:00"),
+        ("2026-03-29T03:10+02:00", "02:30", "2026-03-28T02:30+01:00"),
+        ("2026-03-29T09:00+02:00", "3:00:05", "2026-03-29T03:00:05+02:00"),
+        ("2026-06-01T09:00+02:00", "14:05", "2026-05-31T14:05+02:00"),
+        ("2026-06-01T09:00+02:00", "2026-06-01T02:30Z", "2026-06-01T04:30+02:00"),
+    ],
+)
+def test_a_time_of_the_night_when_clocks_change_is_its_latest_past_moment(
+    now: str, text: str, meant: str
+) -> None:
+    at, wanted = (datetime.fromisoformat(one).timestamp() for one in (now, meant))
+    assert moments.parse_instant(text, at) == wanted
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_time_that_came_twice_is_said_with_both_and_one_that_never_came_is_refused(
+    camera: Path, protokv: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.fromisoformat("2027-10-31T09:00+01:00").timestamp()
+    monkeypatch.setattr("protokv_cli.parsing.time.time", lambda: now)
+    result = protokv("query", camera, "--at", "2:30", "what is it")
+    both = "2027-10-31T02:30:00+0100 is meant, 2027-10-31T02:30:00+0200 is the other"
+    assert f"2:30 came twice that night: {both}" in " ".join(result.err.split())
+    never = protokv("query", camera, "--at", "2027-03-28 02:30", "what is it")
+    assert (never.code, "the clocks went forward" in never.err) == (ExitCode.USAGE, True)
+
+
+def test_inspect_of_an_earlier_commit_has_its_bytes_and_the_clock_on_the_wall(
+    camera: Path, protokv: Program
+) -> None:
+    kept = camera.with_name("camera.safetensors@000010.000s")
+    at = clock(11, "%Y-%m-%d %H:%M:%S")
+    result = protokv("inspect", camera, "--at", at, "--json")
+    document = result.rows()[0]
+    assert document["bytes"]["file"] == kept.stat().st_size != camera.stat().st_size
+    written = datetime.fromisoformat(document["written"]).timestamp()
+    assert int(kept.stat().st_mtime) == written
+    began = clock(0, "%Y-%m-%d %H:%M:%S")
+    said = f"as of 0:10 ({clock(10, '%Y-%m-%d %H:%M:%S')}), the last commit that is kept before"
+    assert said in result.err
+    shown = protokv("inspect", camera, "-f", "table").out
+    assert began in shown
+    assert "+00:00" not in shown
 
 
 def test_inspect_shows_what_was_missed_and_nothing_secret(camera: Path, protokv: Program) -> None:

@@ -200,3 +200,24 @@ def test_a_question_imports_neither_what_watches_nor_what_reads_videos(
     rooms = done.stdout.splitlines()[-1].split()
     assert "protokv.state" in rooms
     assert not {"protokv.ingestion", "protokv.video", "protokv.fleet"} & {*rooms}
+
+
+def test_the_variable_is_a_default_for_states_whose_own_model_is_not_here(
+    protokv: Program, watched: Callable[..., Path], video: Path
+) -> None:
+    (protokv.folder / "states").mkdir()
+    named = shutil.copy(watched(), protokv.folder / "states" / "tiny.safetensors")
+    made = ("ingest", video, "--budget", "24", "--model", "protokv/mini", "-q")
+    for name in ("a", "b"):
+        assert protokv(*made, "-o", f"states/{name}.safetensors").code == ExitCode.DONE
+    # The variable names the tiny model, and two states know that theirs is another one.
+    for state in (named, "states/a.safetensors"):
+        asked = protokv("query", state, "what ?", "--max-new-tokens", "1")
+        assert asked.code == ExitCode.DONE, asked.err
+    asked = protokv("query", "states/", "what ?", "--max-new-tokens", "1")
+    assert (asked.code, len(asked.rows())) == (ExitCode.DONE, 3), asked.err
+    # What an option names is for all, and the rest is told.
+    model = protokv.environment["PROTOKV_MODEL"] + "/"
+    refused = protokv("query", "states/", "what ?", "--model", model)
+    assert (refused.code, len(refused.rows())) == (ExitCode.PARTIAL, 1), refused.err
+    assert "2 of 3 states cannot be asked" in refused.err

@@ -17,11 +17,11 @@ from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.ingestion import COMMIT_NEVER, Every
 from protokv.replay.memories import SettingSweep
+from protokv.state.moments import parse_duration
 from protokv.version import __version__
 from protokv_cli import main
 from protokv_cli.exits import ExitCode
 from protokv_cli.parsing import (
-    parse_duration,
     parse_every,
     parse_list,
     parse_setting,

@@ -31,7 +31,7 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(
     good = Path(recipe.place, "a.safetensors")
     bad.write_bytes(b"no state")
     with pytest.raises(StateCorrupt):
-        load_backbone_for_states([str(bad)], None, device="cpu", device_map=None)
+        load_backbone_for_states([str(bad)], device="cpu")
     broken, row = describe_states(recipe.place)
     assert broken.keys() == row.keys()
     assert (broken["complete"], broken["steps"]) == (False, None)

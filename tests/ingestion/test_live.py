@@ -95,6 +95,27 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
     assert [one.frames_dropped for one in events if isinstance(one, IngestSummary)] == [0]
 
 
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0, 30.0, -5.0])
+def test_a_clock_that_is_set_is_noted_at_the_next_commit_and_a_slow_model_is_not(
+    set_by_s: float,
+) -> None:
+    world = World()
+    source = world.source()
+    wrong_s = -set_by_s
+    source.now = lambda: EPOCH + world.now_s + wrong_s
+    # Each commit comes five seconds after the frame that it holds.
+    for stream_s in range(0, 60, 10):
+        world.now_s = stream_s + 5.0 * (stream_s > 0)
+        if stream_s == 30:
+            wrong_s = 0.0
+        found = WallClockLog.read(source.record(float(stream_s)))
+    assert found is not None
+    assert found.anchors == [(0.0, EPOCH - set_by_s), (30.0, EPOCH + 30.0)]
+    assert found.stream_time(EPOCH + 45.0) == 45.0
+    # A time just before, by the right clock, is not the beginning.
+    assert 20.0 <= found.stream_time(EPOCH + 25.0) <= 30.0
+
+
 def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(path: Path) -> None:
     events = run(World([("away", 7.0), gone()], [("away", 5.0), 50, gone()]), path)
     news = [(type(one), one.stream_time_s) for one in events if isinstance(one, NEWS)]

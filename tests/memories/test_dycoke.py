@@ -10,9 +10,9 @@ from protokv.core.backbone import Backbone
 from protokv.core.memory import Memory
 from protokv.core.step import StepTokens
 from protokv.memories import DyCokeConfig, MemoryConfig
+from protokv.testing.memories import build as built
 from tests.conftest import random_frames, watched
 from tests.core.streams import copy_of, shape_of
-from tests.core.test_memories import built
 
 
 def video(seed: int, frames: int, tokens: int) -> Tensor:

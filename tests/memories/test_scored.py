@@ -11,7 +11,7 @@ from torch import Tensor
 
 import protokv
 from protokv.errors import ConfigError, StateMismatch
-from protokv.memories import MEMORIES, KVCompressionConfig, MemoryConfig, ScoredMemory
+from protokv.memories import MEMORIES, HeldTokens, KVCompressionConfig, MemoryConfig, ScoredMemory
 from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.core.streams import same
@@ -28,8 +28,8 @@ class LongestConfig(KVCompressionConfig):
 class Longest(ScoredMemory):
     """At most `budget` tokens."""
 
-    def score(self, keys: Tensor, values: Tensor) -> Tensor:
-        norms: Tensor = values.norm(dim=-1)
+    def score(self, held: HeldTokens) -> Tensor:
+        norms: Tensor = held.values.norm(dim=-1)
         return norms
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.ingestion import IngestOptions
 from protokv.serve import ServerLimits, StateFolder, build_app
 from protokv.state.checkpoint import save_state
-from protokv.state.reader import load_state
+from protokv.state.reader import StateReader, load_state
 from protokv_cli.output import Output
 from protokv_cli.serve import _Log
 from tests.mock_backbone import MockBackbone
@@ -142,6 +146,66 @@ def test_a_state_is_found_by_its_name_as_the_list_of_all_has_it(folder: Path) ->
     for name in [*others, ".hidden", "\0", "x" * 5000, str(folder / "garden")]:
         with pytest.raises(StateNotFound):
             states.find(name)
+
+
+def set_budget(path: Path, budget: int) -> None:
+    state = load_state(path)
+    save_state(replace(state, memory={**state.memory, "budget": budget}), path)
+
+
+@pytest.mark.parametrize("budget", [10**6, 10**7])
+def test_a_state_of_too_great_a_budget_is_refused_before_it_is_loaded(
+    folder: Path, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_budget(folder / "door.safetensors", budget)
+    states = StateFolder(folder, MockBackbone(), most_bytes=2**24)
+    app = build_app(states)
+    with TestClient(app, base_url="http://localhost") as one:
+        asked = {"model": "garden", "messages": [{"role": "user", "content": "what is it"}]}
+        assert one.post("/v1/chat/completions", json=asked).status_code == 200
+        monkeypatch.setattr(StateReader, "session", lambda *_: pytest.fail("it was loaded"))
+        refused = one.post("/v1/chat/completions", json=asked | {"model": "door"})
+        assert refused.status_code == 409
+        assert f"door.safetensors: its budget of {budget} tokens takes" in refused.text
+        # What is loaded already still answers.
+        assert one.post("/v1/chat/completions", json=asked).status_code == 200
+
+
+def test_sessions_that_stay_are_bounded_together(folder: Path) -> None:
+    names = ["door", "garden", "monday/door"]
+    for name in names:
+        set_budget(folder / f"{name}.safetensors", 4000)
+    one = StateFolder(folder, MockBackbone()).open_session(folder / "door.safetensors")
+    states = StateFolder(folder, MockBackbone(), most_bytes=4.5 * one.state_bytes)
+    for name in names * 2:
+        states.open_session(states.find(name))
+        held = [session.state_bytes for _, session in states._sessions.values()]
+        assert sum(held) <= 4.5 * one.state_bytes
+    assert len(held) > 1
+
+
+def test_an_answer_that_never_ends_does_not_keep_the_server(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    go = threading.Event()
+
+    def loop(*_: Any, **__: Any) -> Any:
+        begun.set()
+        yield from iter(go.wait, True)
+
+    monkeypatch.setattr(Session, "stream", loop)
+    monkeypatch.setattr("protokv.serve.app._STOP_S", 0.1)
+    body = {"model": "door", "messages": [{"role": "user", "content": "what is it"}]}
+    head = b"Host: localhost\r\nContent-Length: %d\r\n\r\n" % len(json.dumps(body))
+    request = b"POST /v1/chat/completions HTTP/1.1\r\n" + head + json.dumps(body).encode()
+    with server(made) as address, connect(address, request):
+        assert begun.wait(30)
+        before = threading.active_count()
+    # The thread of the server has ended, that of the answer has not.
+    assert threading.active_count() < before
+    assert not go.is_set()
+    go.set()
 
 
 def test_the_log_of_a_server_is_bounded_by_the_minute(capfd: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,9 @@ BROKEN = ["/", "#", "?", "//", "/x?y#", "@/", "/@"]
 
 @pytest.mark.parametrize("scheme", ["rtsp", "rtmp", "http", "srt"])
 @pytest.mark.parametrize("middle", BROKEN)
-def test_a_password_that_is_not_escaped_is_refused_and_never_shown(scheme, middle):
+def test_a_password_that_is_not_escaped_is_refused_and_never_shown(
+    scheme: str, middle: str
+) -> None:
     address = f"{scheme}://admin:s3c{middle}ret@camera:554/1"
     assert not re.search("s3c|ret|admin", redact_source(address) + source_stem(address))
     if "@/" not in middle:
@@ -95,7 +97,7 @@ def test_a_password_that_is_not_escaped_is_refused_and_never_shown(scheme, middl
         ),
     ],
 )
-def test_what_may_be_a_secret_around_an_at_sign_is_not_shown(address, text):
+def test_what_may_be_a_secret_around_an_at_sign_is_not_shown(address: str, text: str) -> None:
     assert redact_source(address) == text
     check_source_address(address)
 

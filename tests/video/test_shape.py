@@ -79,14 +79,16 @@ def test_an_odd_angle_is_noted(
 
 @pytest.mark.parametrize("tag", range(1, 9))
 @pytest.mark.parametrize("suffix", ["png", "apng.png", "tiff", "webp", "jpg", "avi"])
-def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(suffix, tag, tmp_path):
+def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(
+    suffix: str, tag: int, tmp_path: Path
+) -> None:
     """Also beside a profile of colours, whose objects in PyAV crash."""
     exif = PIL.Image.Exif()
     exif[PIL.ExifTags.Base.Orientation] = tag
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     picture = PIL.Image.fromarray(burn(0b0110_0001_0111, 96, 64))
     path = tmp_path / f"x.{suffix}"
-    how = {"exif": exif, "icc_profile": profile, "lossless": True, "quality": 95}
+    how: dict[str, Any] = {"exif": exif, "icc_profile": profile, "lossless": True, "quality": 95}
     if suffix == "avi":
         jpeg = io.BytesIO()
         picture.save(jpeg, "JPEG", **how)
@@ -107,8 +109,8 @@ def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(suffix, ta
         shown = np.asarray(ImageOps.exif_transpose(one).convert("RGB"))
     with piped(path.read_bytes()) as address:
         # FFmpeg reads these two from files alone.
-        for one in (path, address)[: 1 if suffix in ("tiff", "apng.png") else 2]:
-            with open_source(one) as source:
+        for place in (path, address)[: 1 if suffix in ("tiff", "apng.png") else 2]:
+            with open_source(place) as source:
                 images = [frame.image for frame in source.frames()]
                 assert len(images) == {"avi": 3, "apng.png": 2}.get(suffix, 1)
                 for image in images:
@@ -224,8 +226,8 @@ def encode_light(light: Any, transfer: int) -> Any:
     ],
 )
 def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_range(
-    transfer, suffix, tmp_path
-):
+    transfer: int, suffix: str, tmp_path: Path
+) -> None:
     """PQ, HLG, BT.2020 and BT.709: bars of grey, and one of twice the white."""
     shown = np.linspace(0.1, 0.9, 9)
     light = WHITE * shown**2.4

@@ -82,10 +82,8 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:/dev/null\n#EXT-
 
 @pytest.mark.parametrize("data", [b"", b"no video at all " * 500, b"\x00" * 4096, PLAYLIST])
 def test_a_pipe_without_a_video_is_refused(data: bytes) -> None:
-    with (
-        piped(data) as address,
-        pytest.raises(SourceUnreadable, match="not a video" if data else "nothing came"),
-    ):
+    said = "not a video" if data else "nothing came"
+    with piped(data) as address, pytest.raises(SourceUnreadable, match=said):
         open_source(address)
 
 

@@ -148,7 +148,8 @@ class QuantizedBank(DurableBank):
         self._codes = self.key_codes.flatten(0, 2)
         self._exponents = self.key_exponents.flatten(0, 2)
         self._features = make_feature_dither(features, shape.device)
-        del self.value_codes, self.value_exponents
+        for name in ("value_codes", "value_exponents"):
+            delattr(self, name)
         self._names = [name for name in self._names if not name.startswith("value_")]
 
     def read(self, rows: Tensor) -> Tensor:

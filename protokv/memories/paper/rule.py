@@ -143,7 +143,7 @@ class ContinuityConfig(PaperConfig):
     recycle: bool = False
 
 
-class PaperPrototypeRule(BankRule):
+class PaperPrototypeRule(BankRule[PaperConfig]):
     """The paper's rule over one bank. It has no state but the bank."""
 
     # the statistics that are kept of what centres average away; None: none
@@ -467,7 +467,7 @@ def _plan_merges(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tupl
         goes = takers.any(0)
         if not goes.any():
             break
-        # Of several takers the first.
+        # The first of several takers.
         into = left[takers[:, goes].byte().argmax(0)]
         gone = left[goes]
         add_rows_(sums, into, sums[gone])

@@ -4,7 +4,6 @@ a say.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -29,7 +28,7 @@ from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from protokv.memories.durable.rule import DurableRule
 from tests.core.streams import World, copy_of, feed, same, shape_of, slots_of, small_durable
 from tests.counting import Counting
-from tests.oracles.durable import Point, Protection, Step, cluster, fold, usual_cost, weigh
+from tests.oracles.durable import Point, Protection, Step, cluster, fold, weigh
 from tests.oracles.invariants import check_bank
 from tests.oracles.quantized import round_center
 
@@ -84,10 +83,7 @@ class Watched(DurableRule):
             for point in points:
                 point.sketch = torch.tensor(fold(point.center, signs)).to(self._dtype).tolist()
                 point.kept = point.mass > 0 and keeps[head].keeps(point.last, step, len(weighed))
-            T = len(weighed)
-            found = Step(
-                points, T, usual_cost(points[-T:]) if self._repeats is not None else math.inf
-            )
+            found = Step(points, len(weighed), deep=self._repeats is not None)
             if found.ambiguous:
                 continue
             expected = [
@@ -345,21 +341,33 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
 
 
 @pytest.mark.parametrize("deep", [True, False])
-def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(
+def test_a_deep_model_drops_strangers_and_a_shallow_one_averages_them(
     deep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     world = World(shape_of(layers=1, heads=1, size=32), 1, things=400, noise=0.1)
     memory = DurableMemory(small_durable(30, center_bits=32), world.shape, world.rotary)
-    memory.start(*world.sink())
-    steps = [world.step(index, 6) for index in range(40)]
-    for step in steps:
-        memory.append(step)
-    came = torch.cat([step.values[0, 0] for step in steps]).float()
-    apart = torch.cdist(memory.tensors()["bank.value_center"][0, 0], came).amin(1)
-    usual = torch.cdist(came, came).median()
-    assert (apart.max() < usual / 2) == deep
-    assert (memory.tensors()["bank.mass"] > 0).all()
+    feed(memory, world, [6] * 40)
+    mass = memory.tensors()["bank.mass"]
+    came = 6 * 40 - memory.report()["near_tokens_in_use"]
+    assert (mass > 0).all()
+    assert int(mass.sum()) < came / 2 if deep else int(mass.sum()) == came
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_who_goes_depends_on_the_sizes_of_masses_in_a_deep_model_alone(
+    deep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
+    shape = shape_of(layers=1, heads=20, size=16)
+    merging = DurableRule(DurableBank(shape, 24), small_durable(24, split=(0, 1)), shape)
+    generator = torch.Generator().manual_seed(4)
+    mass = torch.randint(0, 30, (20, 24), generator=generator)
+    sketch = merging._sketch(torch.randn(20, 24, 32, generator=generator), mass > 0)
+    kept = torch.rand(mass.shape, generator=generator) < 0.2
+    # The same order of masses, and other ratios.
+    one, other = (merging._choose(sketch, some, kept, 8) for some in (mass, 7 * mass**2))
+    assert all(map(torch.equal, one, other)) != deep
 
 
 @settings(max_examples=25)

@@ -61,6 +61,10 @@ def _residuals_that_are_alike_have_one_codebook() -> Iterator[None]:
         yield
 
 
+def _configure(changes: dict[str, Any]) -> PaperConfig:
+    return small_config(**changes)
+
+
 def configs() -> st.SearchStrategy[PaperConfig]:
     """Every variant of the paper's ablations and sensitivity tables, and every constant."""
     return st.fixed_dictionaries(
@@ -88,7 +92,7 @@ def configs() -> st.SearchStrategy[PaperConfig]:
             "mass_bias": st.sampled_from(["log_n", "log_n_over_s", "off"]),
             "seed": st.integers(0, 99),
         }
-    ).map(lambda changes: small_config(29, **changes))
+    ).map(_configure)
 
 
 @given(
