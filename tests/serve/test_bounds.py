@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from protokv.core.session import Session
+from protokv.stream.session import Session
 from protokv.errors import StateNotFound
 from protokv.ingestion import IngestOptions
 from protokv.serve import ServerLimits, StateFolder, build_app
