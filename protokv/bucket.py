@@ -56,7 +56,7 @@ def open_bucket(address: str) -> tuple[ObjectStore, str]:
         import obstore.store as stores
     except ImportError as error:
         why = f"{address} is in an object store, and {error.name} is not installed"
-        raise SourceUnreadable(why, hint="pip install 'protokv[object-store]'") from error
+        raise SourceUnreadable(why, hint="pip install obstore") from error
     _check_endpoints()
     scheme, bucket, rest = match.groups()
     kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[scheme]
@@ -69,9 +69,9 @@ def _check_endpoints() -> None:
     for name in filter(_ENDPOINT.fullmatch, os.environ):
         try:
             found = urlsplit(value := os.environ[name])
-            good = found.scheme in ("http", "https") and found.hostname and " " not in value
-            # This raises for a port that cannot be.
-            good = good and (found.port or True)
+            is_web = found.scheme in ("http", "https") and " " not in value
+            # The port of an address that cannot be raises.
+            good = is_web and bool(found.hostname) and found.port != 0
         except ValueError:
             good = False
         if not good:
@@ -150,12 +150,12 @@ def _list_raw_keys(address: str, prefix: str) -> Iterator[str]:
 
     obstore signs them: the query goes in as a part of the endpoint, behind which it puts a slash.
     """
-    import obstore
+    from obstore import sign
     from obstore.store import S3Store
 
     bucket = address.split("/")[2]
-    plain = open_bucket(address)[0]
-    signed = obstore.sign(plain, "GET", "key", timedelta(minutes=1))
+    plain: Any = open_bucket(address)[0]
+    signed = str(sign(plain, "GET", "key", timedelta(minutes=1)))
     place = signed.partition("?")[0].removesuffix("/key")
     token = ""
     while True:
@@ -218,5 +218,7 @@ def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
         ) from error
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # AWS_ENDPOINT_URL may have a password.
+        lines = [re.sub(r"://\S*@", "://", line) for line in lines]
         why = escape_text(lines[0], 240) if lines else type(error).__name__
         raise SourceError(f"cannot {doing} {address}: {why}", hint=_HINT) from error

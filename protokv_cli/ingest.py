@@ -173,9 +173,9 @@ def ingest(
     ```sh
     protokv ingest video.mp4
     protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
-    protokv ingest talk.mp4 -o part.safetensors --start 45:00 --duration 10m --every 30s --keep 20
+    protokv ingest lecture.mp4 -o part.safetensors --start 45:00 --duration 10m --every 30s --keep 9
     protokv ingest part2.mp4 -o part1.safetensors --append
-    protokv ingest rtsp://cam/1 --ask "Is it on?" --ask-every 5s --choices yes,no --on-change
+    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --choices yes,no --on-change
     ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
     protokv ingest --from list.txt -o states/ --dry-run
     ```

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from protokv.errors import ConfigError
@@ -111,15 +112,22 @@ def open_commit_at(out: Output, state: str, at: str | None, verify: bool) -> Sta
 
 
 def show_commit_note(
-    out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None
+    out: Output, reader: StateReader, stream_time_s: float, age_s: float | None = None
 ) -> None:
-    """Note the stream time of the commit if it differs from `--at`; without `--at`, its age."""
+    """Note the time of the commit if it differs from `--at`; without `--at`, its age. Of a live
+    stream it has its date, too.
+    """
+
+    def describe(time_s: float) -> str:
+        logs = [one for one in reader.wall_clocks if one.anchors[0][0] <= time_s]
+        if not logs:
+            return format_time(time_s)
+        date = datetime.fromtimestamp(logs[-1].real_time(time_s))
+        return f"{format_time(time_s)} ({date:%Y-%m-%d %H:%M:%S})"
+
+    as_of = f"as of {describe(stream_time_s)}"
+    at_s = reader.at_s
     if at_s is not None and format_time(stream_time_s) != format_time(at_s):
-        out.note(
-            f"as of {format_time(stream_time_s)}, the last commit that is kept before "
-            f"{format_time(at_s)}"
-        )
+        out.note(f"{as_of}, the last commit that is kept before {describe(at_s)}")
     elif age_s is not None:
-        out.note(
-            f"as of {format_time(stream_time_s)}, committed {format_time(round(age_s, 1))} ago"
-        )
+        out.note(f"{as_of}, committed {format_time(round(age_s, 1))} ago")

@@ -182,7 +182,7 @@ def _ask_one(
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             # Its library takes long.
-            from protokv.state.sources import find_notice
+            from protokv.state.sources import find_notice, list_video_places
             from protokv.stream.opening import open_session
             from protokv_cli.frames import find_state_videos
 
@@ -193,10 +193,11 @@ def _ask_one(
             videos += find_state_videos(reader, answers.how.video)
         session = open_session(reader, timings=clock, **model.choice)
     answers.notice = find_notice(reader.header)
+    answers.places = list_video_places(reader.header)
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
-    show_commit_note(out, session.clock.stream_time_s, reader.at_s, age_s)
+    show_commit_note(out, reader, session.clock.stream_time_s, age_s)
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)
         out.note(f"{state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
@@ -218,7 +219,7 @@ def _ask_many(
 ) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.state.folder import find_states, group_by_model
-    from protokv.state.sources import find_notice
+    from protokv.state.sources import find_notice, list_video_places
     from protokv.stream.opening import load_fitting_backbone, open_session
 
     out = answers.out
@@ -239,6 +240,7 @@ def _ask_many(
                 out.error(f"Error: {named}{error.message}")
             else:
                 answers.notice = find_notice(reader.header)
+                answers.places = list_video_places(reader.header)
                 yield from answers.ask_all(state, session, questions)
 
     rows: Iterable[dict[str, Any]] = make_rows()

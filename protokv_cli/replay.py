@@ -225,7 +225,7 @@ def replay(
     - `lasts`: false if the answer may change while the stream goes on
 
     ```sh
-    protokv replay talk.mp4 --questions q.jsonl --delays 0,1m,5m --memory durable,paper --budget 512
+    protokv replay video.mp4 --questions questions.jsonl --memory durable,paper --budget 512
     protokv replay --dataset ovo-bench --data-root data/ovo-bench --budget 4k -o ovo.jsonl
     protokv replay --report results.jsonl --csv numbers.csv --plot curves.pdf
     ```

@@ -57,6 +57,7 @@ class TransformersBackbone(Backbone):
     # default is a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
     identify = staticmethod(loading.identify_model)
+    read_decoder: ClassVar[Callable[[Any], LanguageDecoder]] = LanguageDecoder
     # if it is not as expected
     otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"
     _grid: tuple[int, int]
@@ -130,7 +131,7 @@ class TransformersBackbone(Backbone):
         ModelError: the model has layers that no memory serves.
         """
         self._model = model
-        self._decoder = LanguageDecoder(model)
+        self._decoder = self.read_decoder(model)
         self._frames = frames
         self._text = self._decoder.module
         self._head = model.get_output_embeddings()

@@ -126,7 +126,11 @@ class LanguageDecoder:
         known = {
             name: value for name, value in inputs.items() if name in signature(rule).parameters
         }
-        found: Tensor = rule(**known | {"attention_mask": torch.ones_like(ids)})[0]
+        try:
+            found: Tensor = rule(**known | {"attention_mask": torch.ones_like(ids)})[0]
+        except TypeError as error:
+            hint = "give all that the processor returns for these tokens"
+            raise ConfigError(f"the positions of pictures: {error}", hint=hint) from error
         return found
 
     def layer_devices_of_model(self) -> list[torch.device]:

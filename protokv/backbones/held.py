@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary, finalize
 import torch
 from torch import Tensor
 
-from protokv.backbones.decoder import LanguageDecoder
+from protokv.backbones.decoder import LanguageDecoder, require_model_object
 from protokv.backbones.loading import identify_held_model
 from protokv.backbones.registry import find_family
 from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
@@ -22,6 +22,7 @@ from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import StreamModel
 from protokv.core.modes import plain_tensors
 from protokv.errors import ConfigError
+from protokv.machine import is_out_of_memory
 
 _ARGUMENTS: Final = ("cache", "past_key_values")
 
@@ -35,16 +36,23 @@ class HeldModel(LanguageDecoder, StreamModel):
         ConfigError: it is no model, it is being trained, or no memory serves its layers or its
         attention.
         """
-        super().__init__(model)
+        require_model_object(model)
         if model.training:
             why = "the model is being trained, and nothing is trained through a memory"
             raise ConfigError(why, hint="call model.eval()")
+        try:
+            super().__init__(model)
+            self.layer_kinds = [kind for kind, _ in StreamCache(self).kinds]
+            self._use_our_attention()
+            self._probe()
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise
+            why = f"a token is not forwarded by {type(model).__name__} as expected: {error}"
+            raise ConfigError(why.splitlines()[0], hint="use another model") from error
         family = find_family(model.config.model_type)
         self.frames_per_step, self.default_fps = family.read_rate(model.config)
         self.settings = {}
-        self.layer_kinds = [kind for kind, _ in StreamCache(self).kinds]
-        self._use_our_attention()
-        self._probe()
         self._hooks = _HOOKS.get(id(model)) or _Hooks(model, self.module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeldModel:
@@ -58,8 +66,8 @@ class HeldModel(LanguageDecoder, StreamModel):
         @plain_tensors()
         def read(position: int) -> Tensor:
             cache = StreamCache(self)
-            place = torch.full((1, self.position_components), position, device=weight.device)
-            ids = torch.full((1, 1), len(weight) // 2, device=weight.device)
+            place = torch.full((1, self.position_components), position, device=device)
+            ids = torch.full((1, 1), len(weight) // 2, device=device)
             where = {"position_ids": self.to_ids(place), CACHE_ARGUMENT: cache}
             self.module(input_ids=ids, use_cache=True, **where)
             cache.check_read()
@@ -67,6 +75,8 @@ class HeldModel(LanguageDecoder, StreamModel):
             return cache.read_all()[0]
 
         weight = self.module.get_input_embeddings().weight
+        # Weights that are offloaded are on no device, and their hooks move what they are given.
+        device = "cpu" if weight.is_meta else weight.device
         half = torch.finfo(weight.dtype).bits < 32
         rotated = self.find_rotated(read, 0.1 if half else 1e-3)
         keys = layers[0].read()[0]
@@ -114,6 +124,7 @@ def _find_cache(named: dict[str, Any]) -> Any:
 def _begin_call(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Tell a cache that a model is called."""
     if cache := _find_cache(named):
+        cache.refuse_again(named.get("input_ids"))
         cache.begin(called=True)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import Any, Final, Self
+from typing import Any, Final
 from weakref import ref
 
 import torch
@@ -59,6 +59,7 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_croppable = True
     is_read = True  # whether attention has read what came last
+    given: Tensor | None = None  # the values that attention is to read
 
     def __init__(self, owner: StreamCache, number: int) -> None:
         CacheLayerMixin.__init__(self)
@@ -116,6 +117,7 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
         keys, values = self.append(key_states, value_states)
         keys = keys[:]
         setattr(keys, _LAYER, self)
+        self.given = values
         return keys, values
 
     def reset(self) -> None:
@@ -165,6 +167,12 @@ def _attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return out
+    if value is not layer.given:
+        why = f"{type(module).__name__} changes its values after the cache, so it reads no memory"
+        raise ConfigError(why, hint="use another model")
+    if attention_mask is not None and attention_mask.shape[1] > 1:
+        why = f"{type(module).__name__} has a mask for each head, which a memory leaves out"
+        raise ConfigError(why, hint="use another model")
     _check_keywords(module, kwargs)
     mask = None if attention_mask is None else attention_mask[0, 0]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -172,7 +180,9 @@ def _attention_forward(
         attended = layer.owner.read_layer(layer, query[0], key[0], value[0], mask, scaling)
     layer.is_read = True
     attended = attended.transpose(0, 1).unsqueeze(0)
-    return (_Untrained.apply(attended, query) if query.requires_grad else attended), None
+    if query.requires_grad:
+        attended = _Untrained.apply(attended, query)  # type: ignore[no-untyped-call]
+    return attended, None
 
 
 class _Untrained(torch.autograd.Function):
@@ -270,7 +280,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             self._settled = clean_layer_tensors(collect_layer_tensors(self.layers), self._settled)
             _restore_layers(self.layers, self._settled, self.seen)
 
-    def take(self, other: Self, tokens: int = 0) -> None:
+    def take(self, other: StreamCache, tokens: int = 0) -> None:  # type: ignore[override]
         """Go on from a settled fork, or `tokens` later. Other layers' tensors are copied, in place
         where sizes stay.
         """

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import PromptTemplate
+from protokv.backbones.held import HeldModel
 from protokv.core.backbone import PreparedStep
 from protokv.errors import ModelError
 
@@ -30,6 +31,7 @@ class GenericBackbone(TransformersBackbone):
 
     otherwise = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"
     _grid = (1, 1)
+    read_decoder = HeldModel
 
     @classmethod
     def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:
@@ -58,6 +60,8 @@ class GenericBackbone(TransformersBackbone):
                 f"{self._decoder.position_components} positions each"
             )
             raise ModelError(why, hint=self.otherwise)
+        assert isinstance(self._decoder, HeldModel)
+        self.rotated = self._decoder.rotated
         self.notice = f"not tested with {model.config.model_type}"
         with torch.inference_mode():
             step = self.prepare(np.zeros((1, 336, 336, 3), dtype=np.uint8))

@@ -27,7 +27,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
-from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
 from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
@@ -301,6 +301,10 @@ class Backbone(StreamModel):
         ids = self.words_ids(said) if said else []
         if not ids:
             return step
+        spoken = [one for one in texts if isinstance(one, SpokenText)]
+        if spoken:
+            start_s = min(one.start_s for one in spoken)
+            said = SpokenText(said, start_s, max(one.end_s for one in spoken))
         visual = slice(*(step.visual or slice(None)).indices(len(step))[:2])
         embeddings = torch.cat((step.embeddings, self.embed_text(ids)))
         return replace(step, embeddings=embeddings, visual=visual, words=len(ids), words_text=said)

@@ -15,7 +15,7 @@ from torch import Tensor
 from protokv.core.backbone import StreamModel
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
-from protokv.core.packing import check_tensor_shapes
+from protokv.core.packing import check_steps, check_tensor_shapes
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
@@ -107,16 +107,22 @@ def _make(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
 
 
 def restore_memory(
-    config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]
+    config: MemoryConfig,
+    shape: MemoryShape,
+    rotary: Rotary,
+    tensors: Mapping[str, Tensor],
+    steps: int,
 ) -> Memory:
-    """Return the memory of these tensors.
+    """Return the memory of these tensors, which a stream of so many `steps` left.
 
     The state is not trusted: shapes are checked before the settings allocate anything.
     StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is
     named.
     """
     try:
-        check_tensor_shapes(tensors, config.memory.declare(config, shape))
+        specs = config.memory.declare(config, shape)
+        check_tensor_shapes(tensors, specs)
+        check_steps(tensors, specs, steps)
         memory = build_memory(config, shape, rotary)
         memory.load(tensors)
     except ConfigError as error:

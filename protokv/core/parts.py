@@ -155,6 +155,7 @@ class Utterance:
     start_s: float
     end_s: float
     text: str
+    step: int = 0  # the index of the step that took it
 
 
 class TranscriptAttachment(SessionAttachment):

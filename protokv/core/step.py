@@ -25,6 +25,22 @@ stay in 64 bits.
 _StreamCount = Annotated[int, Meta(ge=0, lt=MOST_STREAM_COUNT)]
 
 
+class SpokenText(str):
+    """What was said from `start_s` to `end_s`, in seconds from the beginning of its step."""
+
+    __slots__ = ("end_s", "start_s")
+
+    def __new__(cls, text: str, start_s: float, end_s: float) -> SpokenText:
+        """Make a text with its times."""
+        made = super().__new__(cls, text)
+        made.start_s = start_s
+        made.end_s = end_s
+        return made
+
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class StepTokens:
     """A step as the language model reads it."""
@@ -39,7 +55,7 @@ class StepTokens:
     # has no such features
     deepstack: Tensor | None = None
     words: int = 0  # how many of the last tokens are words
-    words_text: str = ""  # these words
+    words_text: str = ""  # these words; a `SpokenText` if it is known when they were said
 
     def __len__(self) -> int:
         return len(self.embeddings)

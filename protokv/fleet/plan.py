@@ -1,12 +1,14 @@
 """The videos of a fleet, the key of each, and where the states are.
 
 The key of a file is its stem; below a folder, or a prefix or glob of an object store, it is the
-path from there without the suffix. The state of the key `monday/door` is `monday/door.safetensors`.
+path from there without the suffix, unless two differ only in it. The state of the key
+`monday/door` is `monday/door.safetensors`.
 Nothing is opened here; a missing video is reported when its turn comes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -91,8 +93,10 @@ def _expand(source: str) -> Iterator[VideoJob]:
             f"there is no video in {source}",
             hint="check its spelling; names end in .mp4, .mkv, ...",
         )
+    alike = Counter(_cut_suffix(name) for name, _ in videos)
     for name, path in sorted(videos):
-        yield VideoJob(path, _cut_suffix(name))
+        key = _cut_suffix(name)
+        yield VideoJob(path, key if alike[key] == 1 else name)
 
 
 def make_video_key(source: str) -> str:

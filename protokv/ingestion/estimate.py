@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from protokv.errors import SourceUnreadable
 from protokv.ingestion.options import IngestOptions
+from protokv.memories import MemoryConfig
 from protokv.state.thumbnails import Thumbnails
 from protokv.stream.session import Session
 from protokv.video import Source, open_source, read_steps
@@ -45,6 +46,9 @@ class IngestEstimate:
     end_bytes: int | None  # about what it takes on disk at the end of the source
     seconds: float | None  # time of the run at the speed of the last tried steps
     tried_steps: int
+    # of the memory once it is full, as in `IngestProgress`
+    near_tokens: int
+    prototypes: int
     words: str | None  # the subtitles that would enter the stream; None: none
     words_lost: str  # a note on those that cannot be read; empty: nothing as yet
     notes: list[str]  # notes for the user on the source
@@ -59,6 +63,11 @@ def bound_state_bytes(
     attached = (thumbnails.capacity_bytes if thumbnails else 0) + words * MOST_TRANSCRIPT_BYTES
     beside = attached + session.state_bytes - session.memory.bytes_held
     return None if session.memory.most_bytes is None else session.memory.most_bytes + beside
+
+
+def count_prototypes(config: MemoryConfig) -> int:
+    """Return how many prototypes stand for older tokens, one token each; 0: none, or not so."""
+    return 0 if hasattr(config, "pseudo_tokens") else config.prototypes
 
 
 def estimate_end_bytes(session: Session, end_s: float, thumbnails: Thumbnails | None) -> int:
@@ -144,6 +153,8 @@ def _try_steps(
         if steps is None or tried == 1
         else steps * (ends[-1] - ends[0]) / (len(ends) - 1),
         tried_steps=tried,
+        near_tokens=session.config.near_tokens,
+        prototypes=count_prototypes(session.config),
         words=name_subtitles(subtitles.record),
         words_lost=subtitles.lost or "",
         notes=list(source.notes),

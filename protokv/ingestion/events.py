@@ -49,6 +49,10 @@ class IngestProgress:
     end_bytes: int | None = None
     frames_dropped: int = 0  # as in `IngestSummary`, until now
     tokens_seen: int = 0  # visual tokens and words of the stream until now
+    # of the memory, once it is full: the last tokens, exactly, and what stands for older ones; the
+    # rest of the budget is for words
+    near_tokens: int = 0
+    prototypes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
-from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
+from protokv.ingestion.estimate import bound_state_bytes, count_prototypes, estimate_end_bytes
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
@@ -314,6 +314,8 @@ class IngestRun:
             end_bytes=estimate_end_bytes(session, end_s, self._thumbnails) if end_s else None,
             frames_dropped=self._live.log.frames_dropped if self._live else 0,
             tokens_seen=clock.tokens_seen,
+            near_tokens=session.config.near_tokens,
+            prototypes=count_prototypes(session.config),
         )
 
     def _summary(self) -> events.IngestSummary:

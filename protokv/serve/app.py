@@ -8,11 +8,13 @@ question beyond the limits is refused at once; an answer that takes too long is 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -36,6 +40,8 @@ from protokv.texts import shorten_text
 
 # How often it is looked for sessions that nobody feeds.
 _SWEEP_S = 1.0
+# How long the end of a server waits for the last answer.
+_STOP_S = 5.0
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -61,13 +67,15 @@ def build_app(
     token: str | None = None,
     limits: ServerLimits | None = None,
     fed: FedSessions | None = None,
+    origins: Sequence[str] = (),
 ) -> Starlette:
     """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this
     machine may ask.
 
-    With `fed`, clients may feed sessions. ConfigError: no client could send the token.
+    With `fed`, clients may feed sessions; pages of `origins`, such as http://localhost:3000, may
+    ask, too. ConfigError: no client could send the token, or an origin is none.
     """
-    server = _Server(states, AccessCheck(token), limits or ServerLimits(), fed)
+    server = _Server(states, AccessCheck(token, origins), limits or ServerLimits(), fed)
     page = WebPage(states)
     feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
@@ -79,6 +87,14 @@ def build_app(
             Route("/v1/models/{name:path}", server.guard(server.models)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
             *feed,
+        ],
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=("*",),
+            )
         ],
         exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), server.refuse),
         lifespan=server.lifespan,
@@ -134,9 +150,15 @@ class _Server:
         yield
         if sweeper is not None:
             sweeper.cancel()
-        self._pool.shutdown(cancel_futures=True)
-        if self._fed is not None:
-            self._fed.put_away(every_one=True)
+        try:
+            # All other questions are given up by now.
+            await asyncio.wait_for(self._work(int), _STOP_S)
+            if self._fed is not None:
+                await self._work(partial(self._fed.put_away, every_one=True))
+        except TimeoutError:
+            why = "an answer does not end; fed sessions stay as they were last committed"
+            logging.getLogger("protokv.serve").error(why)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _sweep(self, fed: FedSessions) -> None:
         while True:

@@ -3,8 +3,9 @@ even after a crash.
 
 A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it
 syncs the folder. A folder swaps names with the old folder, if the system can do that. Otherwise the
-old one is moved to `.NAME.previous` first, and `recover_state`, which readers and writers call,
-moves it back if a crash came between the two. The next commit removes what a killed one has left.
+old one is moved to `.NAME.previous` first, where readers find it; `recover_state`, which writers
+call, moves it back if a crash came between the two. The next writer in the folder removes what a
+killed one has left.
 
 `lock` keeps other writers away by `filelock`. The kernel frees the lock when the process ends,
 however it ends, so a leftover lock file locks nothing. Readers ignore it.
@@ -68,8 +69,8 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
     recover_state(path)
     made = _hidden(path, "partial")
     aside = _hidden(path, "previous")
-    _remove(made)
-    _remove(aside)
+    remove_entry(made)
+    remove_entry(aside)
     try:
         write(made)
         _copy_permissions(path, made)
@@ -92,9 +93,9 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
         recover_state(path)
         # The next commit removes the files that cannot be removed now.
         with suppress(OSError):
-            _remove(made)
+            remove_entry(made)
     with suppress(OSError):
-        _remove(aside)
+        remove_entry(aside)
 
 
 def _copy_permissions(path: Path, made: Path) -> None:
@@ -112,17 +113,23 @@ def _copy_permissions(path: Path, made: Path) -> None:
 
 
 def recover_state(path: Path) -> None:
-    """Move a state back that an interrupted commit had moved aside."""
+    """Move a state back that an interrupted commit had moved aside. Only its writer may do that."""
     if not os.path.lexists(path):
         with suppress(FileNotFoundError):
             _hidden(path, "previous").replace(path)
 
 
+def find_state_place(path: Path) -> Path:
+    """Return where a state is to be read: while a commit replaces it, it may lie aside."""
+    aside = _hidden(path, "previous")
+    return aside if not os.path.lexists(path) and os.path.lexists(aside) else path
+
+
 def remove_kept_commit(path: Path, kept: Path) -> None:
     """Remove a kept state of the one at `path`; it disappears atomically."""
     made = _hidden(path, "partial")
-    _remove(made)
-    _remove(kept.replace(made))
+    remove_entry(made)
+    remove_entry(kept.replace(made))
 
 
 def write_state_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -168,7 +175,8 @@ def _hidden(target: Path, kind: str) -> Path:
     return target.with_name(f".{target.name}.{kind}")
 
 
-def _remove(path: Path) -> None:
+def remove_entry(path: Path) -> None:
+    """Remove a file, a link or a whole folder, or nothing."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

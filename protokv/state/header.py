@@ -188,11 +188,15 @@ def unseal_header(text: object) -> tuple[StateHeader, dict[str, str]]:
     """Return the header and the digests of a document. StateCorrupt if changed, and as
     `StateHeader.from_json`.
     """
+    if isinstance(text, str) and len(text) > MOST_HEADER_BYTES:
+        raise StateCorrupt(f"header: {len(text)} bytes are too many")
     try:
         document = json.loads(text)  # type: ignore[arg-type]
         digest = document.pop("digest")
         digests = document["digests"]
         intact = digest == digest_document(document) and isinstance(digests, dict)
+        # Half of a character cannot be printed. Names of files may have bytes that are no text.
+        json.dumps(document, ensure_ascii=False).encode(errors="surrogateescape")
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise StateCorrupt(
             f"header: there is no state of protokv in it ({escape_text(error)})"

@@ -69,6 +69,18 @@ class StateReader:
         return [time_s for time_s, _ in _list_commits(find_store(self.path, to_read=True))]
 
     @cached_property
+    def place(self) -> str | None:
+        """Where the kept commit at `at_s` lies; None: it is the current one, at `path`."""
+        if self.at_s is None:
+            return None
+        return _find_commit(find_store(self.path, to_read=True), self.at_s)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of the commit at `at_s`, on disk."""
+        return find_store(self.path, to_read=True).read_header(self.place)[1]
+
+    @cached_property
     def state(self) -> State:
         """The header and the tensors of the commit at `at_s`, on the CPU."""
         return load_state(self.path, verify=self.verify, at_s=self.at_s)
@@ -96,21 +108,27 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     store = find_store(path, to_read=True)
     if at_s is None:
         return store.look(read)
+    state = store.look(read, _find_commit(store, at_s))
+    if state.clock.stream_time_s > at_s + _ROUNDING_S:
+        raise StateError(f"{path} was replaced meanwhile", hint="try again")
+    return state
+
+
+def _find_commit(store: StateStore, at_s: float) -> str | None:
+    """Return where the newest commit not after a stream time lies; None: it is the current one.
+    StateNotFound: there is none; the message names the first.
+    """
     commits = _list_commits(store)
-    latest = at_s + _ROUNDING_S
-    fit = [at for time_s, at in commits if time_s <= latest]
+    fit = [at for time_s, at in commits if time_s <= at_s + _ROUNDING_S]
     if not fit:
         why = (
-            f"{path} has no commit at or before {at_s:g} s; the first of {len(commits)} is at "
-            f"{commits[0][0]:g} s"
+            f"{store.path} has no commit at or before {at_s:g} s; the first of {len(commits)} is "
+            f"at {commits[0][0]:g} s"
         )
         raise StateNotFound(
             why, hint="`protokv ingest --every 30s --keep 20` keeps earlier commits"
         )
-    state = store.look(read, fit[-1])
-    if state.clock.stream_time_s > latest:
-        raise StateError(f"{path} was replaced meanwhile", hint="try again")
-    return state
+    return fit[-1]
 
 
 def read_thumbnails(path: StatePath) -> tuple[StateHeader, list[Thumbnail]]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -33,6 +34,49 @@ _STEADY_S = 2.0
 # question.
 MOST_STANDING_ANSWERS = 64
 MOST_ANSWER_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class VideoPlace:
+    """Where a video file stands in a stream: it was watched from `offset_s` of it on, from stream
+    time `start_s` on.
+    """
+
+    name: str  # of the file, without a folder
+    digest: str  # of its content
+    start_s: float
+    offset_s: float
+
+    def video_time(self, stream_s: float) -> float:
+        """Return the time in the file at a stream time, in seconds."""
+        return stream_s - self.start_s + self.offset_s
+
+
+def list_video_places(header: StateHeader) -> list[VideoPlace]:
+    """Return the place of each source of a state, in order. Raises as `read_last_segment`."""
+    places = []
+    for one in list_state_sources(header):
+        # The fingerprint of a part is that of the file, then @, where it begins, + and how long it
+        # is; its name says the same.
+        digest, _, part = str(one.get("fingerprint")).partition("@")
+        name = PurePath(str(one.get("name")).rpartition(" from ")[0 if part else 2]).name
+        try:
+            times = [float(one.get("start_s") or 0.0), float(part.partition("+")[0] or 0.0)]
+        except (TypeError, ValueError):
+            times = [math.nan]
+        if not all(map(math.isfinite, times)):
+            raise StateCorrupt("source: where it stands in its video makes no sense")
+        places.append(VideoPlace(name, digest, start_s=times[0], offset_s=times[1]))
+    return places
+
+
+def find_video_place(places: Sequence[VideoPlace], stream_s: float) -> VideoPlace | None:
+    """Return the video that is seen at a stream time; None where its times are those of the
+    stream: there is one video, from its beginning on.
+    """
+    if len(places) < 2 and not any(place.offset_s for place in places):
+        return None
+    return [one for one in places if one.start_s <= stream_s + 1e-6 or one is places[0]][-1]
 
 
 FOREIGN_NOTICE = (

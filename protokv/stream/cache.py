@@ -74,9 +74,12 @@ class Cache(StreamCache):
     # Positions `[T, P]` of what was forwarded since the last commit.
     _positions: list[Tensor]
     _expected: Tensor | None  # of the tokens that are being forwarded
+    _mask: Tensor | None  # of these and all before, `[1, n]`
     # how many tokens there were when the forward began that has not ended; None: it has
     _began: int | None
     _called: bool  # whether that forward is of the whole model
+    # of a fork for a question: its ids, and how many tokens there were before; else None
+    _asked: tuple[Tensor, int] | None
     decoder: HeldModel
     stream: Stream
 
@@ -124,8 +127,11 @@ class Cache(StreamCache):
         self.stream = stream
         self._positions = []
         self._expected = None
+        self._mask = None
         self._began = None
         self._called = False
+        self._asked = None
+        assert isinstance(stream.cache, StreamCache)
         self.take(stream.cache)
         self._read_memory()
 
@@ -240,6 +246,7 @@ class Cache(StreamCache):
         """
         self.roll_back()
         other = super().fork(context)
+        other._asked = None
         other._positions = list(self._positions)
         if self.memory is not None:
             other._take_context(context or self.memory.recall())
@@ -314,10 +321,21 @@ class Cache(StreamCache):
         mask = torch.ones(
             1, self.get_seq_length() + ids.shape[1], dtype=torch.int64, device=ids.device
         )
+        fork = self.fork()
+        fork._asked = (ids, fork.length)
         found = dict(inputs) | {"attention_mask": mask}
         if not getattr(self.decoder.model.generation_config, "use_cache", True):
             found["use_cache"] = True
-        return self.fork()._continue(found)
+        return fork._continue(found)
+
+    def refuse_again(self, ids: Tensor | None) -> None:
+        """Refuse the tokens of a question that this cache has read already. ConfigError."""
+        if self._asked is None or ids is None:
+            return
+        known, begin = self._asked
+        if self.length > begin and ids.shape == known.shape and bool((ids == known).all()):
+            why = "this question was asked, and the cache has its answer"
+            raise ConfigError(why, hint="ask each with its own cache.question(inputs)")
 
     def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(inputs) | self.decoder.step_types(inputs, self) | {CACHE_ARGUMENT: self}
@@ -333,19 +351,13 @@ class Cache(StreamCache):
         """Hear that tokens are about to be forwarded, `[T, P]`; None: one after another.
 
         The hooks of a model call it when the model is called, and again when its decoder is.
-        ConfigError: a mask hides tokens, or is that of a question which has been asked.
         """
         if called or not self._called:
             self.roll_back()
             self._began = self.length
             self._called = called
         self._expected = positions
-        if isinstance(mask, Tensor) and mask.ndim == 2 and positions is not None:
-            if mask.shape[1] != self.seen + self.length + len(positions):
-                why = "the mask is not of all tokens so far and the new ones"
-                raise ConfigError(why, hint="ask each question with its own cache.question(inputs)")
-            if len(positions) > 1:
-                _refuse_hidden(mask)
+        self._mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
     def end(self, *, called: bool = False) -> None:
         """Hear that they have been forwarded."""
@@ -378,13 +390,21 @@ class Cache(StreamCache):
         return True
 
     def note(self, T: int) -> None:
-        """Take note of where `T` tokens stand that the first layer is about to store. ConfigError:
-        the cache is a fork that is no longer current.
+        """Take note of where `T` tokens stand that the first layer is about to store.
+
+        ConfigError: the cache is a fork that is no longer current, or a mask hides tokens, or is
+        that of a question which has been asked.
         """
         self._check_current()
+        start = self.seen + self.memory_layers[0].length
+        mask = self._mask
+        if mask is not None and mask.shape[1] != start + T:
+            why = "the attention_mask is not of all tokens so far and the new ones"
+            raise ConfigError(why, hint="ask each question with its own cache.question(inputs)")
+        if mask is not None and T > 1:
+            _refuse_hidden(mask)
         positions = self._expected
         if positions is None or len(positions) != T:
-            start = self.seen + self.memory_layers[0].length
             line = torch.arange(start, start + T)
             positions = line[:, None].expand(-1, self.decoder.position_components)
         self._positions.append(positions)

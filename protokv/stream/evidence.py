@@ -112,10 +112,7 @@ def find_evidence(session: SessionView, reading: QuestionLogits) -> Evidence:
         by_step[step] = by_step.get(step, 0.0) + share
     spans = find_evidence_spans(by_step, clock.step_seconds)
     if transcript is not None:
-        spans = tuple(
-            replace(one, words=_words(transcript, one, by_step, clock.step_seconds))
-            for one in spans
-        )
+        spans = tuple(replace(one, words=_words(transcript, one, by_step)) for one in spans)
     return Evidence(spans, backbone.reading_layers is not None)
 
 
@@ -123,13 +120,10 @@ def _words(
     transcript: TranscriptAttachment,
     span: EvidenceSpan,
     by_step: Mapping[int, float],
-    step_seconds: float,
 ) -> tuple[Utterance, ...]:
     # A step next to the span touches it, give or take a rounding.
     lines = transcript.between(span.start_s + 1e-6, span.end_s - 1e-6)
-    most = sorted(
-        lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0)
-    )[:_MOST_SAID]
+    most = sorted(lines, key=lambda line: -by_step.get(line.step, 0.0))[:_MOST_SAID]
     return tuple(sorted(most, key=lambda line: line.start_s))
 
 

@@ -221,7 +221,8 @@ class Stream:
         if clock.next_position < P0 or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         shape = make_memory_shape(backbone, config, P0)
-        memory = restore_memory(config, shape, choose_rotary(backbone, config), own)
+        rotary = choose_rotary(backbone, config)
+        memory = restore_memory(config, shape, rotary, own, clock.steps)
         cache = backbone.new_cache(layers, clock.tokens_seen + P0)
         stream = cls(backbone, config, cache, clock, attachments)
         if not clock.steps:

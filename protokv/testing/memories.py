@@ -196,7 +196,7 @@ class MemoryTests:
             ]
         for name, tensors in bad:
             with pytest.raises(StateCorrupt, match=re.escape(name)):
-                restore_memory(config, shape, rotary, tensors)
+                restore_memory(config, shape, rotary, tensors, len(LENGTHS))
 
     def test_steps_out_of_order_are_refused(self, config: MemoryConfig, shape: MemoryShape) -> None:
         """No step comes before the prompt prefix, or twice."""

@@ -105,6 +105,37 @@ _HINTS = {
 }
 _HINT = "check the address, and that the source is running"
 
+# Errors of FFmpeg for an address: what is said, and a hint if that of the kind does not do.
+_Refusal = tuple[type[Exception], type[ProtoKVError], str, str]
+_NOTHING = "nothing is at {name}"
+_DENIED = "{name} cannot be opened: {why}"
+_ADDRESS = "check the address, and that the device is there"
+_PASSWORD = "check user and password"
+_REFUSALS: list[_Refusal] = [
+    (av.error.FileNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
+    (av.error.HTTPNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
+    (av.error.HTTPUnauthorizedError, SourceDenied, _DENIED, _PASSWORD),
+    (av.error.HTTPForbiddenError, SourceDenied, _DENIED, _PASSWORD),
+    (
+        av.error.ProtocolNotFoundError,
+        ConfigError,
+        "{kind}:// cannot be read: PyAV's FFmpeg was built without it",
+        "pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
+    ),
+    (
+        ConnectionRefusedError,
+        SourceNotFound,
+        "nothing answers at {name}: {why}",
+        "check host and port, and that the source is on; --give-up 5m waits for it",
+    ),
+    (
+        av.error.ArgumentError,
+        SourceUnreadable,
+        "{name} cannot be opened: {why} (or it gives text, or a list of files)",
+        "",
+    ),
+]
+
 
 def open_container(
     source: str | os.PathLike[str],
@@ -210,52 +241,35 @@ def _refuse(
     error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None
 ) -> ProtoKVError:
     name = address.name_source(text)
+    is_file = kind == "file"
     hint = _HINTS.get(kind, _HINT)
-    why = explain_ffmpeg_error(error, None if kind == "file" else timeout_s)
-    if _is_text(pipe.head if pipe is not None else _read_head(text) if kind == "file" else b""):
+    why = explain_ffmpeg_error(error, None if is_file else timeout_s)
+    if _is_text(pipe.head if pipe is not None else _read_head(text) if is_file else b""):
         return SourceUnreadable(
             f"{name} is text and not a video: playlists are read from addresses alone",
             hint="name its address, a video file itself, or make one file of a playlist: "
             "`ffmpeg -i LIST.m3u8 -c copy OUT.ts`",
         )
-    if kind == "file" and isinstance(error, av.error.ArgumentError):
-        why = "it has a format that is not read"
-    if kind == "file":
-        return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
     if pipe is not None:
         return _refuse_pipe(pipe.head, name)
-    match error:
-        case av.error.FileNotFoundError() | av.error.HTTPNotFoundError():
-            return SourceNotFound(
-                f"nothing is at {name}", hint="check the address, and that the device is there"
+    if is_file:
+        why = "it has a format that is not read" if "Invalid argument" in why else why
+        return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
+    if kind == "screen" and getattr(error, "errno", None) == errno.EIO:
+        why = f"no X display answers at {_name_device(text, kind)}"
+    device = _DEVICES.get(kind)
+    if device and isinstance(error, ValueError) and not isinstance(error, OSError):
+        return ConfigError(
+            f"{kind}: cannot be read here: PyAV's FFmpeg has no {device} on this system",
+            hint="Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; "
+            "pipe others in",
+        )
+    for known, make, what, advice in _REFUSALS:
+        if isinstance(error, known):
+            return make(
+                what.format(name=name, kind=kind, why=why),
+                hint=advice.format(kind=kind) if advice else hint,
             )
-        case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
-            return SourceDenied(f"{name} cannot be opened: {why}", hint="check user and password")
-        case av.error.ProtocolNotFoundError():
-            why = f"{kind}:// cannot be read: PyAV's FFmpeg was built without it"
-            hint = (
-                f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - "
-                "| protokv ingest - -o STATE"
-            )
-            return ConfigError(why, hint=hint)
-        case ConnectionRefusedError():
-            hint = "check host and port, and that the source is on; --give-up 5m waits for it"
-            return SourceNotFound(f"nothing answers at {name}: {why}", hint=hint)
-        case OSError(errno=errno.EIO) if kind == "screen":
-            why = f"no X display answers at {_name_device(text, kind)}"
-        case av.error.ArgumentError():
-            why += " (or it gives text, or a list of files)"
-        case av.error.InvalidDataError() if kind == "rtp":
-            why += " (without its SDP only MPEG-TS in RTP can be read)"
-        case ValueError() if kind in _DEVICES:
-            why = (
-                f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system"
-            )
-            hint = (
-                "Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; "
-                "pipe others in"
-            )
-            return ConfigError(why, hint=hint)
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
 
 

@@ -23,6 +23,9 @@ from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
 # their bytes.
 _STATING = {"mov", "flv", "asf"}
 
+# Packets of these may hold a frame that others refer to, and that is never shown.
+_HIDING = {"vp8", "vp9"}
+
 # A source that ends this many seconds before the end that it declares is not cut short.
 _HONEST_S = 0.5
 
@@ -39,7 +42,9 @@ class FrameLosses:
     """
 
     def __init__(self) -> None:
-        self.start_s = 0.0  # the time at which the reading begins
+        self.start_s = 0.0  # where the reading begins
+        self.interval_s = 0.04  # the usual distance of two frames
+        self.on_note: Callable[[str], None] = lambda note: None  # told what is no damage
         # a decoder met damage, counted or not; frames missing at the end of a file are none
         self.met = False
         # packets and frames are one to one; if not, a failure counts, and else the missing frame
@@ -83,6 +88,16 @@ class FrameLosses:
         self.met = True
         if time_s >= self.start_s:
             self.add(time_s, why, damaged=1)
+
+    def note_missing(self, time_s: float, gap_s: float) -> None:
+        """Count the frames of a part that is missing."""
+        if time_s >= self.start_s:
+            lost = max(1, round(gap_s / self.interval_s))
+            self.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
+
+    def note_join(self, time_s: float) -> None:
+        """Note that another recording is joined on here, which is no damage."""
+        self.on_note(f"at {time_s:.2f} s another recording is joined on: times go on")
 
     def note_failure(self, time_s: float | None, why: str) -> None:
         """Note that a decoder refused the packet of this time, or a demultiplexer failed."""
@@ -160,7 +175,7 @@ class FrameDecoder:
         and never count as lost. A live stream has its times from `arrivals`, and its frames are not
         matched with packets. `on_note` is told what is no damage.
         """
-        losses.matching = arrivals is None
+        losses.matching = arrivals is None and found.info.codec not in _HIDING
         stream.codec_context.flush_buffers()
         self._found = found
         self._timing = found.timing
@@ -170,7 +185,6 @@ class FrameDecoder:
         self._convert = convert
         self._drop_leading = after_key
         self._arrivals = arrivals
-        self._is_hidden = _HIDDEN.get(found.info.codec)
         self._pixels = STALE_MEMORY_DECODERS.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
         self._next_ticks = found.timing.origin  # time of a frame without a time stamp
@@ -178,15 +192,9 @@ class FrameDecoder:
         self._corrupt_s: set[float] = set()
         self._last_dts: int | None = None
         self._end_s = 0.0
-        self._clock = PacketClock(
-            found.timing,
-            from_origin=not sought,
-            on_join=lambda time_s: on_note(
-                f"at {time_s:.2f} s another recording is joined on: times go on"
-            ),
-            on_damage=losses.note_damage,
-            on_missing=self._note_missing,
-        )
+        losses.on_note = on_note
+        losses.interval_s = found.timing.interval_s
+        self._clock = PacketClock(found.timing, losses, from_origin=not sought)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets on the one clock of the reading, and None before those that begin a new
@@ -202,11 +210,6 @@ class FrameDecoder:
                     self._end_s, time_s + (self._timing.stays_s(time_s, packet) or 0.0)
                 )
             yield packet
-
-    def _note_missing(self, time_s: float, gap_s: float) -> None:
-        if time_s >= self.losses.start_s:
-            lost = max(1, round(gap_s / self._timing.interval_s))
-            self.losses.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
 
     def _watch(self, packet: Any) -> Any:
         self._last_dts = packet.dts if packet.dts is not None else self._last_dts
@@ -237,8 +240,7 @@ class FrameDecoder:
         """
         if packet.pts is None or packet.is_discard or not self._timing.has_pts:
             return None
-        hidden = self._is_hidden is not None and packet.size and self._is_hidden(memoryview(packet))
-        return None if hidden else self._timing.time_s(packet.pts)
+        return self._timing.time_s(packet.pts)
 
     def _expect(self, packet: Any) -> None:
         """Note the frame that a packet should give, if it is one of those that can be decoded."""
@@ -323,19 +325,3 @@ class FrameDecoder:
         if missing or gap_s > honest_s:
             missing = missing or max(1, round(gap_s / timing.interval_s))
             losses.add(end_s, "the file ends before the end that it declares", lost=missing)
-
-
-def _is_hidden_vp8(data: memoryview) -> bool:
-    return data[0] & 0x11 == 1  # key frames are always shown
-
-
-def _is_hidden_vp9(data: memoryview) -> bool:
-    if data[-1] & 0xE0 == 0xC0:
-        return False  # several frames, of which one is shown
-    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
-    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
-    return bits & 8 == 0 and bits & 2 == 0
-
-
-# Whether a packet holds a reference frame only, which is never shown.
-_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}

@@ -162,11 +162,11 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     assert (joined["duration_s"], joined["steps"]) == (8.0, 8)
     # The part that a budget keeps, and whether it was measured.
     assert (
-        "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL, "--force").err
+        "\nthe budget keeps 1/3 of the video (" in protokv("ingest", video, *SMALL, "--force").err
     )
     monkeypatch.setattr("protokv_cli.ingest_report._MEASURED", 2)
     told = protokv("ingest", video, "--budget", "24", "--dry-run").err
-    assert "keeps 1/3 of the video, beyond what was measured (1/2)" in told
+    assert "of older ones), beyond what was measured (1/2)" in told
     assert "the budget" not in protokv("ingest", video, *SMALL, "--force", "--memory", "full").err
 
 
@@ -324,3 +324,23 @@ def test_an_answer_about_a_drawn_video_says_nothing_of_other_models(embedded: Pr
     assert embedded("ingest", short, "--budget", "512", "-q").code == 0
     asked = embedded("query", "video.safetensors", "What shape appeared first?", "--json")
     assert (asked.err, "notice" in asked.rows()[0]) == ("", False)
+
+
+@pytest.mark.parametrize("with_words", [False, True])
+@pytest.mark.parametrize("budget", [20, 60, 70, 72, 100])
+def test_what_the_budget_keeps_is_what_inspect_counts(
+    protokv: Program, mocked: None, video: Path, budget: int, with_words: bool
+) -> None:
+    shutil.copy(video, "talk.mp4")
+    if with_words:
+        Path("talk.srt").write_text("1\n00:00:01,000 --> 00:00:03,000\nhello there\n")
+    made = protokv("ingest", "talk.mp4", "--budget", str(budget), "-f", "table")
+    (document,) = protokv("inspect", "talk.safetensors", "--json").rows()
+    stream = document["stream"]
+    memory = document["memory"]
+    words = document.get("words_tokens_in_use", 0) + document.get("words_prototypes", 0)
+    older = stream["tokens_kept"] - stream["tokens_exact"] - words
+    assert 0 <= older <= memory["prototypes"]
+    keeps_all = stream["tokens_kept"] == stream["tokens_seen"]
+    assert ("the budget keeps all of the video" in made.err) is keeps_all
+    assert ("prototypes of older ones" in made.err) is not keeps_all

@@ -115,6 +115,24 @@ def test_a_time_that_came_twice_is_said_with_both_and_one_that_never_came_is_ref
     assert (never.code, "the clocks went forward" in never.err) == (ExitCode.USAGE, True)
 
 
+def test_inspect_of_an_earlier_commit_has_its_bytes_and_the_clock_on_the_wall(
+    camera: Path, protokv: Program
+) -> None:
+    kept = camera.with_name("camera.safetensors@000010.000s")
+    at = clock(11, "%Y-%m-%d %H:%M:%S")
+    result = protokv("inspect", camera, "--at", at, "--json")
+    document = result.rows()[0]
+    assert document["bytes"]["file"] == kept.stat().st_size != camera.stat().st_size
+    written = datetime.fromisoformat(document["written"]).timestamp()
+    assert int(kept.stat().st_mtime) == written
+    began = clock(0, "%Y-%m-%d %H:%M:%S")
+    said = f"as of 0:10 ({clock(10, '%Y-%m-%d %H:%M:%S')}), the last commit that is kept before"
+    assert said in result.err
+    shown = protokv("inspect", camera, "-f", "table").out
+    assert began in shown
+    assert "+00:00" not in shown
+
+
 def test_inspect_shows_what_was_missed_and_nothing_secret(camera: Path, protokv: Program) -> None:
     table = protokv("inspect", camera, "--format", "table").out
     for text in ("rtsp://camera/1", "gaps in all 2", "lost in all 1:00", "is gone"):

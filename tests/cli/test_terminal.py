@@ -62,8 +62,10 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert "\x1b[2K" in seen.screen
     # Nothing of the bar is left.
     _, share, *last = seen.lines()
-    assert share == "the budget keeps 1/3 of the video"
-    assert " ".join(last).startswith("ask it: protokv query --model ")
+    forms = "(6 tokens exactly, 18 prototypes of older ones)"
+    assert share == f"the budget keeps 1/3 of the video {forms}"
+    last = " ".join(last)
+    assert last.startswith("ask it: protokv query --model ")
 
 
 def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted(

@@ -12,7 +12,7 @@ from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
 from protokv.memories import MEMORIES, MemoryConfig, PaperConfig
 from protokv.testing import MemoryTests
-from protokv.testing.memories import build, find_visible, reads_within_budget, recall
+from protokv.testing.memories import LENGTHS, build, find_visible, reads_within_budget, recall
 from tests.core.streams import World, feed, shape_of, small_config, small_durable
 from tests.oracles.invariants import check_bank
 
@@ -45,7 +45,13 @@ class TestMemories(MemoryTests):
         bad = []
         if "near.ring" in good:
             start, count, last = good["near.ring"].tolist()
-            for ring in ([10**6, count, last], [start, 10**6, last], [start, -1, last]):
+            for ring in (
+                [10**6, count, last],
+                [start, 10**6, last],
+                [start, -1, last],
+                [start, count, last + 1],
+                [start, count, 2**40],
+            ):
                 bad.append(("near.ring", good | {"near.ring": torch.tensor(ring)}))
         if "kept.count" in good:
             far, near, last = good["kept.count"].tolist()
@@ -54,6 +60,7 @@ class TestMemories(MemoryTests):
                 [far, BUDGET + 1, last],
                 [far, -1, last],
                 [10**9, near, last],
+                [far, near, last + 1],
             ):
                 bad.append(("kept.count", good | {"kept.count": torch.tensor(count)}))
         if "archive.lengths" in good:
@@ -61,6 +68,15 @@ class TestMemories(MemoryTests):
             twice = torch.cat((cut[:1] + cut[1:2], cut[2:], cut[:1] * 0))
             for lengths in (cut - 1, twice, torch.cat((cut[:2].sum()[None], cut[2:])), cut[:0]):
                 bad.append(("archive.", good | {"archive.lengths": lengths}))
+        for name in ("near.step", "bank.last_step", "kept.step"):
+            if name in good and good[name].numel():
+                bad.append((name, good | {name: good[name] + len(LENGTHS)}))
+        for name, tensor in good.items():
+            if tensor.is_floating_point() and tensor.numel():
+                for number in (float("nan"), float("inf"), -1e30):
+                    one = tensor.clone()
+                    one.view(-1)[-1] = number
+                    bad.append((name, good | {name: one}))
         return bad
 
 

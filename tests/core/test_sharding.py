@@ -171,7 +171,7 @@ def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_i
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_memory_whose_layers_look_at_each_other_is_refused_with_advice(name: str) -> None:
     shape = replace(whole_shape(), layer_devices=DEVICES)
-    with pytest.raises(ConfigError, match=f"{name} cannot be spread") as caught:
+    with pytest.raises(ConfigError, match=f"{name} cannot be divided") as caught:
         build_memory(MemoryConfig.of(name), shape, World(shape, 0).rotary)
     assert "one device" in caught.value.hint
 

@@ -30,6 +30,14 @@ def test_videos_are_found_once_and_have_keys(
     ] == keys
 
 
+def test_videos_of_one_folder_that_differ_in_their_suffix_keep_it(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("a.mp4", "a.mkv", "b/a.mp4", "c.mp4", "c.mp4.mkv"):
+        (tmp_path / name).touch()
+    keys = [job.key for job in list_video_jobs([str(tmp_path)])]
+    assert keys == ["a.mkv", "a.mp4", "b/a", "c", "c.mp4"]
+
+
 def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> None:
     for error, named, match in (
         (

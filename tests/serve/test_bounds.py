@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.ingestion import IngestOptions
 from protokv.serve import ServerLimits, StateFolder, build_app
@@ -178,6 +182,30 @@ def test_sessions_that_stay_are_bounded_together(folder: Path) -> None:
         held = [session.state_bytes for _, session in states._sessions.values()]
         assert sum(held) <= 4.5 * one.state_bytes
     assert len(held) > 1
+
+
+def test_an_answer_that_never_ends_does_not_keep_the_server(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    go = threading.Event()
+
+    def loop(*_: Any, **__: Any) -> Any:
+        begun.set()
+        yield from iter(go.wait, True)
+
+    monkeypatch.setattr(Session, "stream", loop)
+    monkeypatch.setattr("protokv.serve.app._STOP_S", 0.1)
+    body = {"model": "door", "messages": [{"role": "user", "content": "what is it"}]}
+    head = b"Host: localhost\r\nContent-Length: %d\r\n\r\n" % len(json.dumps(body))
+    request = b"POST /v1/chat/completions HTTP/1.1\r\n" + head + json.dumps(body).encode()
+    with server(made) as address, connect(address, request):
+        assert begun.wait(30)
+        before = threading.active_count()
+    # The thread of the server has ended, that of the answer has not.
+    assert threading.active_count() < before
+    assert not go.is_set()
+    go.set()
 
 
 def test_the_log_of_a_server_is_bounded_by_the_minute(capfd: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from protokv.state.checkpoint import save_state
 from protokv.state.header import DTYPE_NAMES
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
-from tests.state.conftest import EVERY_FORM, make, names, same
+from tests.state.conftest import EVERY_FORM, make, moment, names, same
 
 DTYPES = list(DTYPE_NAMES)
 
@@ -228,3 +228,63 @@ def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(tmp_path: 
     assert group.attrs["protokv"]["header"]["clock"]["steps"] == 5
     with xarray.open_zarr(path, group="bank", consolidated=False) as found:
         assert found["mass"].dims == AXES
+
+
+@pytest.mark.parametrize("keep", [None, 3])
+@EVERY_FORM
+def test_a_reader_at_any_moment_of_a_commit_without_an_exchange_sees_a_whole_state(
+    path: Path, keep: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
+    states = [moment(step) for step in range(1, 7)]
+    move = Path.replace
+    seen = 0
+
+    def look(old: Path, new: Path) -> Path:
+        nonlocal seen
+        assert any(same(load_state(path), state) for state in states)
+        moved = move(old, new)
+        assert any(same(load_state(path), state) for state in states)
+        seen += 1
+        return moved
+
+    save_state(states[0], path)
+    with find_store(path, keep=keep) as store:
+        monkeypatch.setattr(Path, "replace", look)
+        for state in states[1:]:
+            store.commit(state)
+        monkeypatch.undo()
+    assert seen >= 5
+    assert len(StateReader.open(path).commits_s) == (keep or 1)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of the same state", "of another one"])
+@pytest.mark.parametrize("whole", [True, False], ids=["a whole state", "a part of one"])
+def test_the_next_writer_in_a_folder_names_or_removes_what_a_killed_one_left(
+    own: bool, whole: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.zarr"
+    with find_store(path, keep=3) as store:
+        for step in (1, 2, 4):
+            store.commit(moment(step))
+    # A commit was killed between the exchange of two folders and the name of the older one.
+    left = tmp_path / ".a.zarr.partial"
+    save_state(moment(3), tmp_path / "c.zarr")
+    (tmp_path / "c.zarr").rename(left)
+    if not whole:
+        (left / "bank" / "mass" / "c.0.0.0").unlink()
+    with find_store(path if own else tmp_path / "b.zarr"):
+        assert not left.exists()
+    assert StateReader.open(path).commits_s == ([2.0, 4.0, 6.0, 8.0] if whole else [2.0, 4.0, 8.0])
+    for time_s in StateReader.open(path).commits_s:
+        assert same(load_state(path, at_s=time_s), moment(int(time_s / 2)))
+
+
+def test_what_a_writer_at_work_has_begun_stays(tmp_path: Path) -> None:
+    begun = tmp_path / ".a.zarr.partial"
+    with find_store(tmp_path / "a.zarr"):
+        begun.mkdir()
+        with find_store(tmp_path / "b.zarr"):
+            assert begun.exists()
+    with find_store(tmp_path / "b.zarr"):
+        assert not begun.exists()

@@ -140,6 +140,15 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
             "header", lambda header: header.update(format_version=FORMAT_VERSION + 1)
         ),
         "a steps of text": in_document("header", lambda header: header["clock"].update(steps="9")),
+        "half of a character": in_document(
+            "header", lambda header: header["backbone"].update(name="\ud83d")
+        ),
+        "half of a character in a record": in_document(
+            "header", lambda header: header["source"].update(notes=[{"text": "\udd00"}])
+        ),
+        "a document of two megabytes": in_document(
+            "header", lambda header: header["settings"].update(note="x" * (2 << 20))
+        ),
         "a revision with a path": in_document(
             "header", lambda header: header["backbone"].update(revision="../" * 14)
         ),

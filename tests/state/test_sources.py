@@ -17,6 +17,7 @@ from protokv.state.sources import (
     _MOST,
     WallClockLog,
     is_earlier_state,
+    list_video_places,
     make_next_segment,
     read_fingerprints,
     read_last_segment,
@@ -116,3 +117,10 @@ def test_a_record_that_makes_no_sense_is_named() -> None:
     for field, value in (("earlier", 5), ("earlier", ["a"]), ("first_step", 1.5), ("start_s", "0")):
         with pytest.raises(StateCorrupt, match=rf"source: .*\$\.{field}"):
             read_last_segment(at(3, source={**good, field: value}))
+
+
+@pytest.mark.parametrize("part", ["x", "nan", "1e999", "-"])
+def test_a_part_of_a_video_that_makes_no_sense_is_refused(part):
+    header = replace(at(1), source={"name": "a.mp4 from 3 s", "fingerprint": f"ab@{part}+9"})
+    with pytest.raises(StateCorrupt, match="makes no sense"):
+        list_video_places(header)

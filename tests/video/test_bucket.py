@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_an_unreadable_object_is_one_error_with_its_address(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(SourceNotFound, match=r"there is nothing at s3://bucket/videos/gone\.mp4"):
         open_source("s3://bucket/videos/gone.mp4")
-    with pytest.raises(SourceUnreadable, match=r"cannot open s3://bucket/videos/broken\.mp4"):
+    with pytest.raises(SourceUnreadable, match=r"s3://bucket/videos/broken\.mp4 is text"):
         open_source("s3://bucket/videos/broken.mp4")
     with pytest.raises(SourceUnreadable, match="names no bucket"):
         open_source("s3://")
@@ -155,3 +156,18 @@ def test_an_endpoint_that_is_no_address_is_named_without_its_value(
     with pytest.raises(ConfigError) as caught:
         open_bucket("s3://bucket/a.mp4")
     assert caught.value.message == f"{variable} is no address of a server"
+
+
+@pytest.mark.parametrize("user", ["me:s3cret", "me:s3/c?r#et", "s3cret@x:s3cret"])
+def test_a_password_in_the_address_of_a_store_is_not_shown(
+    user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from obstore.exceptions import GenericError
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise GenericError(f"error sending request for url (http://{user}@127.0.0.1:9/bucket)")
+
+    monkeypatch.setattr("obstore.store.S3Store.head", fail)
+    with pytest.raises(SourceError, match="http://127") as caught:
+        fingerprint_bucket_video("s3://bucket/videos/a.mp4")
+    assert "s3" not in caught.value.message.partition("cannot read s3:")[2]

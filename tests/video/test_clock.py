@@ -103,10 +103,12 @@ def settled(
     damage: list[str] = []
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
+        SimpleNamespace(
+            note_join=joins.append,
+            note_damage=lambda time_s, why: damage.append(why),
+            note_missing=lambda time_s, gap_s: damage.append(f"{gap_s} s"),
+        ),
         from_origin=True,
-        on_join=joins.append,
-        on_damage=lambda time_s, why: damage.append(why),
-        on_missing=lambda time_s, gap_s: damage.append(f"{gap_s} s"),
     )
     return [one.pts / 1000 for one in clock.settle(iter(packets)) if one is not None], joins, damage
 
@@ -169,6 +171,35 @@ def test_a_long_pause_is_believed_if_later_stamps_or_the_declared_end_confirm_it
     found, _, damage = settled(stamps, end_s=2.0)
     assert found == pytest.approx(steady(50 + after))
     assert len(damage) == 1
+
+
+@pytest.mark.parametrize("step_s", [60.0, 2048.0, 40_000.0])
+@pytest.mark.parametrize("size", [500, 6000, 20_000])
+def test_no_stream_is_longer_than_its_bytes_can_carry(size: int, step_s: float) -> None:
+    """Damaged stamps leap, and later ones confirm it; as long as slides stay, they do not."""
+    packets = [
+        SimpleNamespace(
+            pts=round(step_s * 1000) * n,
+            dts=None,
+            duration=round(step_s * 1000),
+            size=99,
+            is_corrupt=False,
+            is_keyframe=False,
+        )
+        for n in range(40)
+    ]
+    damage: list[str] = []
+    carried_s = size / 0.25
+    clock = PacketClock(
+        PacketTiming(Fraction(1, 1000), 0, step_s, carried_s=carried_s),
+        SimpleNamespace(note_damage=lambda time_s, why: damage.append(why)),
+        from_origin=True,
+    )
+    times = [one.pts / 1000 for one in clock.settle(iter(packets))]
+    assert all(a < b for a, b in pairwise(times))
+    assert times[-1] <= carried_s + 40
+    fits = step_s * 39 <= carried_s
+    assert (not damage, times[-1] == step_s * 39) == (fits, fits)
 
 
 def test_pictures_in_another_order_than_they_are_shown_are_no_damage() -> None:

@@ -18,6 +18,7 @@ from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from protokv.stream.session import Session
 from protokv.words import transcript
+from protokv.words.cues import Cue, Subtitles
 from tests.conftest import random_frames
 from tests.core.streams import same
 
@@ -77,6 +78,37 @@ def test_lines_have_the_times_of_their_steps_and_plain_text(state: Path, tiny: B
         "ring [31m",
         "last one",
     ]
+
+
+CUES = {
+    "a cue of ten seconds": (Cue(2.0, 12.0, "two three"), 7, (2.0, 12.0)),
+    "a short one": (Cue(4.25, 4.5, "two"), 4, (4.25, 4.5)),
+    "one before the video": (Cue(-3.0, 0.5, "one"), 0, (0.0, 0.5)),
+    "one over the end of its step": (Cue(2.5, 3.6, "two"), 3, (2.5, 3.6)),
+    "words with times": (
+        Cue(1.0, 9.0, "two three", ((5.25, "two"), (5.5, "three"))),
+        5,
+        (5.25, 9.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CUES)
+def test_people_get_the_times_of_a_cue_and_the_model_its_step(
+    name: str, tiny: Backbone, tmp_path: Path
+) -> None:
+    cue, step, times_s = CUES[name]
+    subtitles = Subtitles([cue], {"kind": "file"})
+    session = start(tiny, DurableConfig(budget=30, words=True))
+    for n in range(9):
+        session.watch(random_frames(n), words=subtitles.between(float(n), n + 1.0))
+    protokv.save(session, tmp_path / "a.safetensors")
+    for one in (session, protokv.load(tmp_path / "a.safetensors", tiny)):
+        (line,) = one.transcript.lines
+        assert (line.step, line.start_s, line.end_s) == (step, step, step + 1)
+        (said,) = one.transcript.between(step + 0.1, step + 0.2)
+        assert ((said.start_s, said.end_s), said.step) == (pytest.approx(times_s), step)
+        assert one.transcript.between(step + 1.1, step + 1.2) == []
 
 
 def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:

@@ -100,7 +100,7 @@ def test_a_recorded_step_is_replayed_to_equal_bytes(
             places.add(eager.memory._near._start)
         # A resume.
         restored = [
-            restore_memory(config, world.shape, world.rotary, copy_of(one.memory))
+            restore_memory(config, world.shape, world.rotary, copy_of(one.memory), 10**6)
             for one in streams
         ]
         eager, replayed = streams = [Stream(memory, first) for memory in restored]
