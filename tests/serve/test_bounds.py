@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.ingestion import IngestOptions
 from protokv.serve import ServerLimits, StateFolder, build_app
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import StateReader, load_state
+from protokv.stream.session import Session
 from protokv_cli.output import Output
 from protokv_cli.serve import _Log
 from tests.mock_backbone import MockBackbone

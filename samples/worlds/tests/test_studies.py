@@ -107,7 +107,7 @@ def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
 def test_a_row_with_budgets_of_its_own_is_run_at_these_and_at_budgets_named_by_hand() -> None:
     study = load_study("harder")
     assert {v.label for v in study.variants([4])} == {"full", "durable"}
-    assert len(study.variants([100])) == 8
+    assert len(study.variants([100])) == 10
 
 
 def test_only_an_embedded_model_has_the_small_budgets_of_a_study() -> None:
