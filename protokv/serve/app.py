@@ -106,9 +106,10 @@ def make_uvicorn_config(
 ) -> uvicorn.Config:
     """Return how uvicorn serves an application, within limits. It logs to `logging` alone."""
     limits = limits or ServerLimits()
+    longest_s = limits.request_s
 
     class Connection(BoundedConnection):
-        request_s = limits.request_s
+        request_s = longest_s
 
     return uvicorn.Config(
         app,
