@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -299,8 +299,9 @@ class _BucketStore(StateStore):
                 self._mode = "create"
                 any(list_by_prefix(self._address))
 
-    def _hold(self) -> AbstractContextManager[bool]:
-        return nullcontext(True)
+    @contextmanager
+    def _hold(self) -> Iterator[bool]:
+        yield True
 
     def _replace(self, state: State, kept: str | None) -> None:
         from obstore.exceptions import AlreadyExistsError, PreconditionError

@@ -261,9 +261,20 @@ def test_a_state_that_does_not_fit_is_refused_by_name(
         twice = torch.cat((cut[:1] + cut[1:2], cut[2:], cut[:1] * 0))
         for lengths in (cut - 1, twice, torch.cat((cut[:2].sum()[None], cut[2:])), cut[:0]):
             bad.append(("archive.", good | {"archive.lengths": lengths}))
+    for name, tensors in bad:
+        with pytest.raises(StateCorrupt, match=re.escape(name)):
+            restore_memory(config, shape, rotary, tensors, len(LENGTHS))
+
+
+def test_numbers_and_steps_that_no_stream_leaves_are_refused_by_name(
+    config: MemoryConfig, shape: MemoryShape
+) -> None:
+    good = copy_of(fed(config, shape))
+    rotary = World(shape, 0).rotary
+    bad = []
     for name in ("near.step", "bank.last_step", "kept.step"):
         if name in good and good[name].numel():
-            bad.append((name, good | {name: good[name] + last + 1}))
+            bad.append((name, good | {name: good[name] + len(LENGTHS)}))
     for name, tensor in good.items():
         if tensor.is_floating_point() and tensor.numel():
             for number in (float("nan"), float("inf"), -1e30):
@@ -272,7 +283,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(
                 bad.append((name, good | {name: one}))
     for name, tensors in bad:
         with pytest.raises(StateCorrupt, match=re.escape(name)):
-            restore_memory(config, shape, rotary, tensors, last + 1)
+            restore_memory(config, shape, rotary, tensors, len(LENGTHS))
 
 
 def test_steps_out_of_order_are_refused(config: MemoryConfig, shape: MemoryShape) -> None:
