@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from protokv.errors import ConfigError, StateNotFound
+from protokv.state.moments import parse_duration
 from protokv.texts import shorten_text
 from protokv_cli.options import (
     TOP_PANEL,
@@ -20,10 +21,11 @@ from protokv_cli.options import (
     MemoryFlags,
     ModelFlags,
     make_kwargs,
+    note_unknown_variables,
     option,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every
+from protokv_cli.parsing import parse_every
 
 _Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")
@@ -44,6 +46,10 @@ class _ServerFlags(DebugFlags, panel="Server"):
     )
     token: str | None = option(
         "--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users."
+    )
+    origins: list[str] | None = option(
+        "--allow-origin ORIGIN",
+        "Pages of this site may ask, such as http://localhost:3000; repeatable.",
     )
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option(
@@ -81,8 +87,8 @@ def serve(
     model.
 
     The model is loaded once. States are only read; while ingest writes a state, its last commit
-    answers. With --sessions, programs feed states with frames. Needs `pip install
-    'protokv[serve]'`.
+    answers. With --sessions, programs feed states with frames. Needs `pip install starlette
+    uvicorn`.
 
     ```sh
     protokv serve states/ --port 8000
@@ -91,6 +97,7 @@ def serve(
     ```
     """
     out = Output(debug=flags.debug)
+    note_unknown_variables(out)
     with out.errors():
         if flags.token is None and flags.host not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(
@@ -107,17 +114,15 @@ def serve(
             from protokv import serve as server
         except ImportError as error:
             raise ConfigError(
-                f"{error.name} is not installed", hint="pip install 'protokv[serve]'"
+                f"{error.name} is not installed", hint="pip install starlette uvicorn"
             ) from None
         from protokv.backbones import load_backbone
-        from protokv.fleet.plan import find_fleet_states
-        from protokv.fleet.states import load_backbone_for_states
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
+        from protokv.state.folder import find_states
+        from protokv.stream.opening import load_backbone_for_states
 
         try:
-            backbone = load_backbone_for_states(
-                find_fleet_states(states), model.model, **model.placement
-            )
+            backbone = load_backbone_for_states(find_states(states), **model.choice)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(
@@ -130,7 +135,9 @@ def serve(
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
             bounds = server.FedSessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
             fed = server.FedSessions(known, options, bounds)
-        app = server.build_app(known, token=flags.token, limits=limits, fed=fed)
+        app = server.build_app(
+            known, token=flags.token, limits=limits, fed=fed, origins=flags.origins or ()
+        )
         family = socket.AF_INET6 if ":" in flags.host else socket.AF_INET
         try:
             listener = socket.create_server((flags.host, flags.port), family=family)

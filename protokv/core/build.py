@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protokv.core.backbone import Backbone
+from protokv.core.backbone import StreamModel
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
 from protokv.core.packing import check_steps, check_tensor_shapes
@@ -24,11 +24,12 @@ from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import measure_free_memory
 
 
-def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
-    """Return what a memory must know of a backbone. ConfigError: it has layers that cannot do what
-    a setting says.
+def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int) -> MemoryShape:
+    """Return what a memory must know of a model, with a prompt prefix of so many tokens.
+
+    ConfigError: the model has layers that cannot do what a setting says.
     """
-    others = set(backbone.layer_kinds) - {LayerKind.FULL}
+    others = set(model.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
         why = (
             "recent_frames: this model has layers that read every token once, in order, so no step "
@@ -41,24 +42,28 @@ def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
     if LayerKind.SLIDING in others and config.positions == "compact":
         why = "positions: this model has sliding layers, whose windows do not move with a memory"
         raise ConfigError(why, hint="leave positions=compact out")
+    if model.rotated is not None and config.positions == "compact":
+        why = "positions: this model has layers that rotate no keys, which cannot be moved"
+        raise ConfigError(why, hint="leave positions=compact out")
     return MemoryShape(
-        layers=backbone.layers,
-        kv_heads=backbone.kv_heads,
-        head_size=backbone.head_size,
-        position_components=backbone.position_components,
-        sink_tokens=len(backbone.prefix_ids),
-        dtype=backbone.dtype,
-        device=backbone.device,
-        layer_devices=backbone.layer_devices,
-        frames_per_step=backbone.frames_per_step,
+        layers=model.layers,
+        kv_heads=model.kv_heads,
+        head_size=model.head_size,
+        position_components=model.position_components,
+        sink_tokens=sink_tokens,
+        dtype=model.dtype,
+        device=model.device,
+        layer_devices=model.layer_devices,
+        rotated=model.rotated,
+        frames_per_step=model.frames_per_step,
     )
 
 
-def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
+def choose_rotary(model: StreamModel, config: MemoryConfig) -> Rotary:
     """Return the angles by which a memory removes rotations: the model's own, or ones that add up
     if it is compact.
     """
-    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
+    return model.rotary if config.positions == "stream" else model.precise_rotary
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
@@ -88,7 +93,7 @@ def measure_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, sma
         # the memories of all callers.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        # In inference mode a tensor of numbers would be made on the device.
+        # A tensor of numbers would be made on the device in inference mode.
         with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
             wanted += _make(config, shape, rotary).bytes_held
         gc.collect()
@@ -96,7 +101,7 @@ def measure_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, sma
 
 
 def _make(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
-    if len(set(shape.layer_devices or ())) > 1:
+    if len(set(shape.layer_devices or ())) > 1 or shape.rotated is not None:
         return LayerShards(config.memory, config, shape, rotary)
     return config.memory(config, shape, rotary)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,11 +22,12 @@ import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError, StateNotFound
 from protokv.serve import chat, sessions
 from protokv.serve.access import AccessCheck
@@ -34,6 +35,7 @@ from protokv.serve.connection import BoundedConnection
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
+from protokv.stream.asking import Answer
 from protokv.texts import shorten_text
 
 # How often it is looked for sessions that nobody feeds.
@@ -65,13 +67,15 @@ def build_app(
     token: str | None = None,
     limits: ServerLimits | None = None,
     fed: FedSessions | None = None,
+    origins: Sequence[str] = (),
 ) -> Starlette:
     """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this
     machine may ask.
 
-    With `fed`, clients may feed sessions. ConfigError: no client could send the token.
+    With `fed`, clients may feed sessions; pages of `origins`, such as http://localhost:3000, may
+    ask, too. ConfigError: no client could send the token, or an origin is none.
     """
-    server = _Server(states, AccessCheck(token), limits or ServerLimits(), fed)
+    server = _Server(states, AccessCheck(token, origins), limits or ServerLimits(), fed)
     page = WebPage(states)
     feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
@@ -83,6 +87,14 @@ def build_app(
             Route("/v1/models/{name:path}", server.guard(server.models)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
             *feed,
+        ],
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=("*",),
+            )
         ],
         exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), server.refuse),
         lifespan=server.lifespan,
@@ -225,7 +237,8 @@ class _Server:
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
         pieces = self._ask(asked, path, request)
-        reply = chat.ChatCompletion(asked, self._states.decode)
+        notice = await anyio.to_thread.run_sync(self._states.find_notice, path)
+        reply = chat.ChatCompletion(asked, self._states.decode, notice)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
@@ -296,7 +309,11 @@ class _Server:
         stop: Callable[[], bool],
     ) -> Answer | None:
         """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
-        pieces = self._states.open_session(path).stream(
+        if asked.at is None:
+            session = self._states.open_session(path)
+        else:
+            session = self._states.open_commit(path, asked.at)
+        pieces = session.stream(
             asked.text,
             asked.decoding,
             evidence=asked.evidence,

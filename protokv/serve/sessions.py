@@ -22,20 +22,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from PIL import Image, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
-from protokv.core.pushed import STREAM_GAP_S, convert_picture_to_rgb
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch, StateNotFound, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
 from protokv.serve.states import StateFolder, name_model
-from protokv.state.checkpoint import make_state
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
 from protokv.state.store import StateStore, find_store
 from protokv.state.thumbnails import make_thumbnail
+from protokv.stream.opening import open_session
+from protokv.stream.pushed import STREAM_GAP_S, convert_picture_to_rgb
+from protokv.stream.session import Session
 
 _KIND = "pushed"
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
@@ -47,9 +48,9 @@ class FedSessionLimits:
     """The limits of sessions."""
 
     most: int = 8  # sessions at once
-    frame_bytes: int = 8 << 20  # of a file
+    frame_bytes: int = 8 << 20  # most bytes of a file
     frame_pixels: int = 8192 * 4352
-    frames_per_second: int = 60  # of a session
+    frames_per_second: int = 60  # most frames of a session
     idle_s: float = 300.0  # without a frame, until a session is put away
     age_s: float = 7 * 86400.0  # until it is put away although it is fed
 
@@ -79,14 +80,18 @@ def parse_session_request(body: bytes) -> _SessionRequest:
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
-    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file. ConfigError;
-    HTTPException, 413.
+    """Return the picture `[h, w, 3]` uint8 RGB of a JPEG, WebP or PNG file, turned by its EXIF.
+    ConfigError; HTTPException, 413.
     """
     try:
         with Image.open(io.BytesIO(file), formats=("JPEG", "WEBP", "PNG")) as image:
             if image.width * image.height > most_pixels:
                 raise HTTPException(413, f"a frame has at most {most_pixels:,} pixels")
-            return convert_picture_to_rgb(image)
+            shown = ImageOps.exif_transpose(image)
+            if shown.mode.startswith("I"):
+                # Pillow cuts gray of 16 bits off at 255.
+                shown = Image.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
+            return convert_picture_to_rgb(shown)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names an object in memory where it knows no format.
         why = "" if isinstance(error, UnidentifiedImageError) else f": {escape_text(error)}"
@@ -186,7 +191,7 @@ class _FedSession:
         self._log.committed_at = time.time()
         log = {"fingerprint": self._log.stream, "live": asdict(self._log)}
         source = {"name": self.path.stem, "kind": _KIND, "decoder": "pil", **log}
-        self._store.commit(make_state(self.session, source=source, complete=complete))
+        self._store.commit(self.session.make_state(source=source, complete=complete))
         self._saved = self.session.clock
         self._saved_s = time.monotonic()
 
@@ -263,7 +268,7 @@ class FedSessions:
             raise StateMismatch(
                 "the state of this name is not of a session", hint="choose another name"
             )
-        session = reader.session(self._states.backbone)
+        session = open_session(reader, self._states.backbone)
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
 

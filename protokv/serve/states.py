@@ -8,6 +8,7 @@ does a link. Knows no web.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -18,12 +19,15 @@ from protokv.core.build import (
     measure_device_memory,
     measure_memory,
 )
-from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
-from protokv.fleet.plan import find_fleet_states
 from protokv.state.checkpoint import read_state_memory_config
+from protokv.state.folder import find_states
+from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
+from protokv.state.sources import find_notice
 from protokv.state.store import STATE_FORMS
+from protokv.stream.opening import open_session
+from protokv.stream.session import Session
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
@@ -51,7 +55,7 @@ class StateFolder:
             measure_device_memory(backbone.device) / 2 if most_bytes is None else most_bytes
         )
         self._root = self.folder.resolve()
-        self.fed = dict[Path, Session]()  # what clients feed with frames answers for itself
+        self.fed = dict[Path, Session]()  # sessions that clients feed answer for themselves
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self.decoding = backbone.decoding
         self.decode = backbone.decode
@@ -61,7 +65,7 @@ class StateFolder:
         differ only in it.
         """
         try:
-            found = [Path(one) for one in find_fleet_states(str(self.folder))]
+            found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
         below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}
@@ -115,10 +119,7 @@ class StateFolder:
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         """
-        if not self._is_inside(path):
-            raise StateNotFound(
-                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
-            )
+        self._check_inside(path)
         version = _version(path)
         if (fed := self.fed.get(path)) is not None:
             return fed
@@ -126,14 +127,40 @@ class StateFolder:
         if known is None or known[0] != version:
             reader = StateReader.open(path)
             self._make_room(reader)
-            known = (version, reader.session(self.backbone))
+            known = (version, open_session(reader, self.backbone))
         self._sessions[path] = known
         return known[1]
+
+    def find_notice(self, path: Path) -> str:
+        """Return what to say of every answer of a state; empty: nothing, or it cannot be read."""
+        try:
+            return find_notice(StateReader.open(path).header)
+        except StateError:
+            return ""
+
+    def list_commits(self, path: Path) -> list[float]:
+        """Return the stream times that can be asked, in seconds. Raises as `open_session`."""
+        return StateReader.open(path).commits_s
+
+    def open_commit(self, path: Path, at: str) -> Session:
+        """Return a session of the kept commit that a time means, as `query --at` reads it; it is
+        not kept for the next question. Raises as `open_session`; ConfigError: it is no time.
+        """
+        self._check_inside(path)
+        reader = StateReader.open(path)
+        moment = find_stream_moment(at, reader, time.time())
+        return open_session(reader.at(moment.stream_s), self.backbone)
+
+    def _check_inside(self, path: Path) -> None:
+        if not self._is_inside(path):
+            raise StateNotFound(
+                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
+            )
 
     def _make_room(self, reader: StateReader) -> None:
         """Forget sessions, the oldest first, until one more fits. StateError: it never would."""
         config = read_state_memory_config(reader.header)
-        shape = make_memory_shape(self.backbone, config)
+        shape = make_memory_shape(self.backbone, config, len(self.backbone.prefix_ids))
         rotary = choose_rotary(self.backbone, config)
         wanted = reader.file_bytes
         wanted += measure_memory(config, shape, rotary, self._most_bytes / 64)

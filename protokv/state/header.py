@@ -26,17 +26,17 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv import __version__
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, StateError, StateMismatch, escape_text
+from protokv.version import __version__
 
 FORMAT_VERSION = 1
 
 HEADER_KEY = "protokv"  # the name of the document in every form
 
-# of a document, which takes 20 kB; readers of some forms look no further
+# bytes of a document, which takes 20 kB; readers of some forms look no further
 MOST_HEADER_BYTES = 1 << 20
 
 DTYPE_NAMES = {
@@ -109,7 +109,7 @@ class StateHeader:
 class State(StateHeader):
     """A header and its tensors."""
 
-    tensors: Mapping[str, Tensor]  # by name, on any device; after loading on the CPU
+    tensors: Mapping[str, Tensor]  # tensors by name, on any device; after loading on the CPU
     # axes, meaning and unit, for forms that can hold them; not read back
     specs: Iterable[TensorSpec] = ()
 

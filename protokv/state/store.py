@@ -23,6 +23,12 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from protokv.bucket import (
+    explain_bucket_errors,
+    fetch_bucket_file,
+    list_by_prefix,
+    open_bucket,
+)
 from protokv.errors import (
     ConfigError,
     SourceError,
@@ -56,13 +62,6 @@ from protokv.state.pt import PtForm
 from protokv.state.sources import is_earlier_state, is_same_stream, read_fingerprints
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_invalid_character
-from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.bucket import (
-    explain_bucket_errors,
-    fetch_bucket_file,
-    list_by_prefix,
-    open_bucket,
-)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
@@ -417,6 +416,9 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
     suffix = find_state_suffix(path)
     outside = is_remote_state(path)
     if to_read and suffix is None and not outside:
+        # A state needs no video.
+        from protokv.video.address import VIDEO_SUFFIXES
+
         if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
             watch = (
                 f"watch it first: protokv ingest {path}; it writes "

@@ -33,7 +33,7 @@ _Picture = NDArray[np.uint8]
 DEFAULT_THUMBNAILS = 16
 MOST_THUMBNAILS = 256
 
-# Of a picture: pixels a side, bytes, and qualities, tried in this order until it is small enough.
+# Limits of a picture: pixels a side, bytes, and qualities, tried in this order until it is small.
 THUMBNAIL_SIDE = 160
 MOST_THUMBNAIL_BYTES = 3 << 10
 _QUALITIES = (65, 45, 25)

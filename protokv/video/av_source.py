@@ -17,8 +17,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import av
+from av.video.reformatter import VideoReformatter
 
 from protokv.errors import SourceUnreadable
+from protokv.mini import WORLD_COMMENT
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import (
@@ -95,6 +97,7 @@ class AVSource(Source):
         # holds the file, and goes with this source
         self.copy: TemporaryDirectory[str] | None = None
         self._losses = FrameLosses()
+        self._reformatter = VideoReformatter()
         self._why = ""
         self._found: StreamProbe | None = None
         self._opened: _Opened | None = self._open(should_stop)
@@ -174,6 +177,7 @@ class AVSource(Source):
             width=width,
             height=height,
             seekable=ends,
+            drawn=container.metadata.get("comment") == WORLD_COMMENT,
         )
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":
@@ -194,12 +198,14 @@ class AVSource(Source):
                 packet = next(demux)
             except StopIteration:
                 return
+            except IndexError:
+                # PyAV drops the packets of a stream that was not there when it was opened.
+                self.add_note("a stream that begins in its middle is not read")
+                demux = container.demux(stream)
+                continue
             except Exception as error:
                 failed += 1
-                # IndexError: a packet of a stream that appeared in the middle. PyAV drops it.
-                if failed <= _MOST_FAILURES and (
-                    self._kind in ("file", address.PIPE) or isinstance(error, IndexError)
-                ):
+                if failed <= _MOST_FAILURES and self._kind in ("file", address.PIPE):
                     demux = container.demux(stream)
                     continue
                 if self._kind == "file":
@@ -274,7 +280,7 @@ class AVSource(Source):
 
     def _convert(self, frame: Any) -> Image:
         try:
-            return convert_frame_to_rgb(frame, self.info)
+            return convert_frame_to_rgb(frame, self.info, self._reformatter)
         except Exception as error:
             raise self._unreadable(error) from error
 

@@ -14,37 +14,40 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
-# A longer gap than this is believed unless the next packets deny it; than that, if later ones, or
-# the end, confirm it.
+# Gaps above the first number are believed unless the next packets contradict them; gaps above the
+# second one only if later packets, or the end of the source, confirm them.
 _SHORT_GAP_S = 5.0
 LONGEST_GAP_S = 600.0
 
-# After a longer gap than this, a source that declares no end is taken for two that were joined.
+# A source that declares no end was joined of two recordings where a gap is longer than this.
 LONGEST_PAUSE_S = 12 * 3600.0
 
-# Key frames whose time stamps run back by more than this begin a new count; packets as a whole are
-# reordered by less.
+# A key frame whose stamp runs back by more than this begins a new count. Packets come in the order
+# of decoding, so other stamps run back by up to the second number.
 _BACK_S = 0.25
 _REORDER_S = 1.0
 
-# What is read ahead to confirm a leap, at most; and at least, of which a reordered packet needs
-# more.
+# To confirm a leap, this much is read ahead at most, in seconds, packets and bytes; and so many
+# packets at least, more of them if the leaping packet may be reordered.
 _CONFIRM_S = 10.0
 _CONFIRM_PACKETS = 600
 _CONFIRM_BYTES = 64 << 20
 _LEAST_PACKETS = 2
 _LEAST_REORDERED = 8
 
-# FFmpeg marks one of so many packets before a join as corrupt: counters of MPEG-TS begin anew
-# there.
+# A recording that goes on after more than this, while its counters do not go on, lacks a part.
+_MISSING_S = 0.25
+
+# FFmpeg marks one of the last packets before a join as corrupt: counters of MPEG-TS begin anew
+# there. The first key frame after it is among so many packets.
 _MARKED_BEFORE = 4
 
 # A frame may say that it stays for this long, even after the end that the file declares.
 _HOLE_S = 2.0
 
-# The least distance of two frames of a stream whose time stamps say nothing.
+# Frames of a stream whose time stamps say nothing are this far apart at least.
 _TICK_S = 1e-3
 
 
@@ -64,6 +67,7 @@ class PacketTiming:
     declared_s: float | None = None  # the same, if it does not come from the times of the packets
     # until when anything else than the packets of the pictures says that the source lasts
     confirmed_s: float = 0.0
+    carried_s: float = math.inf  # no stream of so few bytes is longer
     has_pts: bool = True  # the container has presentation times
     # without them: how much later the decoding time of a frame is than that of its packet
     delay: int = 0
@@ -75,6 +79,10 @@ class PacketTiming:
     def ticks(self, time_s: float) -> int:
         """Return the tick at a stream time."""
         return self.origin + int(Fraction(time_s) / self.time_base)
+
+    def seconds(self, ticks: int) -> float:
+        """Return a length of time in seconds."""
+        return float(ticks * self.time_base)
 
     def length(self, seconds: float) -> int:
         """Return a length of time in ticks, at least one."""
@@ -101,43 +109,39 @@ class PacketTiming:
         return stated_s if stated_s > 0 and (stated_s <= _HOLE_S or declared) else None
 
 
+class ClockAccount(Protocol):
+    """Who is told what a `PacketClock` found. Times are of the stream, in seconds."""
+
+    def note_join(self, time_s: float) -> None:
+        """Note that another recording begins here."""
+
+    def note_damage(self, time_s: float, why: str) -> None:
+        """Note that a stamp is damaged."""
+
+    def note_missing(self, time_s: float, gap_s: float) -> None:
+        """Note that a part is missing."""
+
+
 class PacketClock:
     """Moves the time stamps of packets so that they run on where they leap.
 
-    Stamps that leap and come back are damaged: their packets follow the one before, and no others
-    are moved. Stamps that stay behind are a join, where an encoder restarted or recordings were put
-    together. Stamps that stay ahead are a pause, if it is credible.
+    A leap that comes back is damage: its packets follow the one before, and no others are moved. A
+    leap back that stays is a join: an encoder began anew, or recordings were put together. A leap
+    ahead that stays is a pause, if that is credible. `account` is told of all but pauses.
     """
 
-    def __init__(
-        self,
-        timing: PacketTiming,
-        *,
-        from_origin: bool,
-        on_join: Callable[[float], None],
-        on_damage: Callable[[float, str], None],
-    ) -> None:
-        """Begin before the first packet, or after a seek. The functions are called with the stream
-        time, and why.
-        """
+    def __init__(self, timing: PacketTiming, account: ClockAccount, *, from_origin: bool) -> None:
+        """Begin before the first packet, or with `from_origin` False after a seek."""
         self._timing = timing
-        self._on_join = on_join
-        self._on_damage = on_damage
+        self._account = account
         self._last = timing.origin if from_origin else None
-        self._longest = 0  # pause so far that was believed
-        # ticks that the joins so far added, and that are added to stamps now
-        self.shift = self._moved = 0
+        self._longest_s = 0.0  # the longest pause so far
+        self._joined = 0  # ticks that the joins so far added
+        self._moved = 0  # ticks that are added to stamps now
         # stamps of packets that are marked as corrupt only because a join follows
         self.excused: set[int] = set()
         end_s = timing.declared_s
-        ticks = timing.length
-        self._limit = math.inf if end_s is None else timing.ticks(bound_declared_end(end_s))
-        self._confirmed = timing.ticks(timing.confirmed_s + _HOLE_S)
-        self._gap = ticks(LONGEST_GAP_S)
-        self._reorder = ticks(_REORDER_S)
-        self._back = ticks(_BACK_S)
-        self._short = ticks(_SHORT_GAP_S)
-        self._pause = ticks(LONGEST_PAUSE_S)
+        self._limit_s = timing.carried_s if end_s is None else bound_declared_end(end_s)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets with the stamps that they should have, and None before one that begins a new
@@ -147,87 +151,116 @@ class PacketClock:
         while (packet := waiting.popleft() if waiting else next(packets, None)) is not None:
             if (mark := _mark(packet)) is not None:
                 last = mark if self._last is None else self._last
-                known = mark + self.shift - last
-                if -self._reorder <= known <= self._gap and abs(known) < abs(
-                    mark + self._moved - last
-                ):
+                plain_s = self._timing.seconds(mark + self._joined - last)
+                ahead_s = self._timing.seconds(mark + self._moved - last)
+                if -_REORDER_S <= plain_s <= LONGEST_GAP_S and abs(plain_s) < abs(ahead_s):
                     # The damaged stamps are over: those of before go on.
-                    self._moved = self.shift
-                ahead = mark + self._moved - last
-                back = ahead < -self._back and packet.is_keyframe
-                if (
-                    ahead > self._short
-                    or back
-                    or (mark > self._limit and self._moved == self.shift)
-                ):
-                    self._read_ahead(packets, waiting, packet, mark, last)
-                    if self._settle_leap(packet, mark, last, [_mark(one) for one in waiting]):
+                    self._moved = self._joined
+                    ahead_s = plain_s
+                back = ahead_s < -_BACK_S and packet.is_keyframe
+                late = self._moved == self._joined and self._is_late(mark)
+                if ahead_s > _SHORT_GAP_S or back or late:
+                    self._read_ahead(packets, waiting, packet, ahead_s)
+                    if self._settle_leap(packet, mark, last, list(map(_mark, waiting))):
                         yield None
                 mark += self._moved
                 self._last = max(last, mark)
-                if packet.is_corrupt and self._precedes_join(packets, waiting):
-                    self.excused.add(mark)
+                if packet.is_corrupt:
+                    waiting.extend(islice(packets, max(0, _MARKED_BEFORE - len(waiting))))
+                    self._excuse(packet, mark, list(islice(waiting, _MARKED_BEFORE)))
             if self._moved:
                 packet.pts = None if packet.pts is None else packet.pts + self._moved
                 packet.dts = None if packet.dts is None else packet.dts + self._moved
             yield packet
 
-    def _precedes_join(self, packets: Iterator[Any], waiting: deque[Any]) -> bool:
-        waiting.extend(islice(packets, max(0, _MARKED_BEFORE - len(waiting))))
-        keys = [_mark(one) for one in islice(waiting, _MARKED_BEFORE) if one.is_keyframe]
-        last = (self._last or 0) - self._moved
-        return any(one is not None and not -self._back <= one - last <= self._gap for one in keys)
+    def _is_late(self, mark: int) -> bool:
+        return self._timing.time_s(mark) > self._limit_s
+
+    def _step(self, packet: Any) -> int:
+        return int(packet.duration or self._timing.length(self._timing.interval_s))
+
+    def _excuse(self, packet: Any, mark: int, following: list[Any]) -> None:
+        """Excuse a packet that is marked as corrupt because another recording follows it, or a gap.
+
+        FFmpeg marks it since the counters of MPEG-TS do not go on. Its own bytes may be whole, and
+        the decoder says so if they are not.
+        """
+        key = next((n for n, one in enumerate(following) if one.is_keyframe), None)
+        if key is None or (found := _mark(following[key])) is None:
+            return
+        before = [one + self._moved for one in map(_mark, following[:key]) if one is not None]
+        last = max(mark, self._last or mark, *before)
+        ahead_s = self._timing.seconds(found + self._moved - last)
+        leaps = not -_BACK_S <= ahead_s <= LONGEST_GAP_S
+        if leaps or key <= 1:
+            self.excused.add(mark)
+        if not leaps and key <= 1:
+            step = self._step(packet)
+            gap_s = ahead_s - self._timing.seconds(step)
+            time_s = self._timing.time_s(last + step)
+            if gap_s > _MISSING_S:
+                self._account.note_missing(time_s, gap_s)
+            else:
+                self._account.note_join(time_s)
 
     def _settle_leap(self, packet: Any, mark: int, last: int, later: list[int | None]) -> bool:
-        """Set the shift for a packet whose stamp leaps from `last`; return True if it begins a new
-        count.
+        """Decide what a leap from `last` is, and set the shift; return True if a new count begins.
+
+        `later` has the stamps of the packets that follow.
         """
-        at = mark + self.shift
-        step = packet.duration or self._timing.length(self._timing.interval_s)
-        stays = _stays(at, last, step, [one + self.shift for one in later if one is not None])
-        if at > last and mark <= self._limit:
+        timing = self._timing
+        at = mark + self._joined
+        gap_s = timing.seconds(at - last)
+        step = self._step(packet)
+        stays = _stays(at, last, step, [one + self._joined for one in later if one is not None])
+        late = self._is_late(mark)
+        if at > last and not late:
             # Slides are shown for about as long as those before them.
-            confirmed = at - last <= 2 * self._longest or at <= self._confirmed
+            confirmed = gap_s <= 2 * self._longest_s
+            confirmed = confirmed or timing.time_s(at) <= timing.confirmed_s + _HOLE_S
             ends = len(later) < _LEAST_REORDERED and not packet.is_keyframe
-            credible = stays and (self._timing.declared_s is not None or at - last <= self._pause)
-            if credible or ((stays is None or ends) and (confirmed or at - last <= self._gap)):
-                self._moved, self._longest = self.shift, max(self._longest, at - last)
+            credible = stays and (timing.declared_s is not None or gap_s <= LONGEST_PAUSE_S)
+            unknown = stays is None or ends
+            if credible or (unknown and (confirmed or gap_s <= LONGEST_GAP_S)):
+                self._moved = self._joined
+                self._longest_s = max(self._longest_s, gap_s)
                 return False
-        # The first of them by time follows; packets are reordered.
-        run = [
-            one
-            for one in later[:_LEAST_REORDERED]
-            if one is not None and abs(one - mark) <= self._reorder
-        ]
-        self._moved = last + step - min([mark, *run])
-        time_s = self._timing.time_s(last + step)
-        if stays and mark <= self._limit:
-            self.shift = self._moved
-            self._on_join(time_s)
+        if timing.time_s(last + step) > self._limit_s:
+            # Damaged lengths of frames must not add up to hours either.
+            step = timing.length(_TICK_S)
+        # The first packet by time follows; packets are reordered.
+        run = [one for one in later[:_LEAST_REORDERED] if one is not None]
+        run = [one for one in run if abs(timing.seconds(one - mark)) <= _REORDER_S]
+        self._moved = last + step - min(mark, *run) if run else last + step - mark
+        time_s = timing.time_s(last + step)
+        if stays and not late:
+            self._joined = self._moved
+            self._account.note_join(time_s)
             return bool(packet.is_keyframe)
-        self._on_damage(time_s, f"time stamps jump to {self._timing.time_s(at):.0f} s")
+        self._account.note_damage(time_s, f"time stamps jump to {timing.time_s(at):.0f} s")
         return False
 
     def _read_ahead(
-        self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int, last: int
+        self, packets: Iterator[Any], waiting: deque[Any], packet: Any, ahead_s: float
     ) -> None:
         """Let packets wait until they tell what becomes of the stamps after a packet."""
         least = _LEAST_PACKETS if packet.is_keyframe else _LEAST_REORDERED
+        near_s = _CONFIRM_S if ahead_s > LONGEST_GAP_S else -1.0
         size = sum(one.size for one in waiting)
-        near = self._timing.length(_CONFIRM_S) if mark + self._moved - last > self._gap else -1
-        latest = _mark(waiting[-1]) if waiting else None
         while len(waiting) < _CONFIRM_PACKETS and size < _CONFIRM_BYTES:
-            enough = len(waiting) >= least and latest is not None and abs(latest - mark) > near
-            if enough or (one := next(packets, None)) is None:
+            latest = _mark(waiting[-1]) if waiting else None
+            far = latest is not None and abs(latest - _mark(packet)) * self._timing.time_base
+            if len(waiting) >= least and latest is not None and far > near_s:
+                return
+            if (one := next(packets, None)) is None:
                 return
             waiting.append(one)
-            size = size + one.size
-            latest = _mark(one)
+            size += one.size
 
 
-def _mark(packet: Any) -> int | None:
-    found: int | None = packet.pts if packet.pts is not None else packet.dts
-    return found
+def _mark(packet: Any) -> Any:
+    """Return the stamp by which packets are compared: of presentation, else of decoding."""
+    return packet.dts if packet.pts is None else packet.pts
 
 
 def _stays(at: int, last: int, step: int, later: list[int]) -> bool | None:

@@ -8,13 +8,18 @@ go to FFmpeg unchanged. Errors show an address without its secrets.
 
 from __future__ import annotations
 
+import codecs
+import ctypes
 import errno
 import math
 import os
+import re
 import select
 import socket
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +27,7 @@ import av
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
+from protokv.video.boxes import check_declared_samples
 from protokv.video.source import ShouldStop, never_stop
 
 # The demultiplexers that files may be read with, by content. None makes pictures of text or opens
@@ -32,10 +38,10 @@ lxf ivf ty film_cpk yuv4mpegpipe gif apng ser cine h261 h263 h264 hevc vvc evc m
 mpjpeg smjpeg mxg vc1 vc1test av1 obu dirac dnxhd cavsvideo avs2 avs3 jpeg_pipe png_pipe webp_pipe
 bmp_pipe tiff_pipe
 """
-# Those without pictures are named so that the error says what they are, and for the sound of HLS.
+# Formats without pictures are named so that the error says what they are, and for the sound of HLS.
 _ALL_FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav"))
 
-# What an address may give besides; WebVTT is the subtitles of HLS.
+# Formats that an address may give besides; WebVTT is the subtitles of HLS.
 _STREAMED = f"{_ALL_FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can
@@ -68,11 +74,23 @@ _OPTIONS = {
     "screen": {"framerate": "10"},
 }
 
+# A recorder that starts again may give its streams other numbers in MPEG-TS: they go on.
+_ANY = {"merge_pmt_versions": "1"}
+
 # FFmpeg looks at this much of a stream before it gives a frame; its default is five seconds.
 _ANALYSE_US = "1000000"
 
 # A reader that waits for a pipe asks again after this many seconds whether to stop.
 _ASK_S = 0.1
+
+# A block of memory in FFmpeg: an index of a stream, or a plane of a frame, in bytes.
+_block_bytes = 512 << 20
+_BYTES_OF_PIXEL = 9
+
+# What text begins with, and what it does not contain.
+_HEAD_BYTES = 512
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 # AVDISCARD_ALL
 _DISCARD_ALL = 48
@@ -86,6 +104,37 @@ _HINTS = {
     "| protokv ingest - -o STATE",
 }
 _HINT = "check the address, and that the source is running"
+
+# Errors of FFmpeg for an address: what is said, and a hint if that of the kind does not do.
+_Refusal = tuple[type[Exception], type[ProtoKVError], str, str]
+_NOTHING = "nothing is at {name}"
+_DENIED = "{name} cannot be opened: {why}"
+_ADDRESS = "check the address, and that the device is there"
+_PASSWORD = "check user and password"
+_REFUSALS: list[_Refusal] = [
+    (av.error.FileNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
+    (av.error.HTTPNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
+    (av.error.HTTPUnauthorizedError, SourceDenied, _DENIED, _PASSWORD),
+    (av.error.HTTPForbiddenError, SourceDenied, _DENIED, _PASSWORD),
+    (
+        av.error.ProtocolNotFoundError,
+        ConfigError,
+        "{kind}:// cannot be read: PyAV's FFmpeg was built without it",
+        "pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
+    ),
+    (
+        ConnectionRefusedError,
+        SourceNotFound,
+        "nothing answers at {name}: {why}",
+        "check host and port, and that the source is on; --give-up 5m waits for it",
+    ),
+    (
+        av.error.ArgumentError,
+        SourceUnreadable,
+        "{name} cannot be opened: {why} (or it gives text, or a list of files)",
+        "",
+    ),
+]
 
 
 def open_container(
@@ -104,10 +153,12 @@ def open_container(
 
     SourceNotFound: there is no such device or file. SourceDenied: the user or the password is
     wrong. SourceUnreadable: it cannot be opened, or is no video. ConfigError: this build of FFmpeg
-    cannot read such an address.
+    cannot read such an address, or its password is not escaped.
     """
     text = os.fspath(source)
     kind = address.source_kind(text)
+    if kind in address.NETWORK_SCHEMES:
+        address.check_source_address(text)
     # `-` and `pipe:` are stdin.
     pipe = _Pipe(int(text.partition(":")[2] or 0), should_stop) if kind == address.PIPE else None
     number = None
@@ -115,11 +166,16 @@ def open_container(
     form = _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
-    options = {"max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS, **(extra or {})}
+    limit_ffmpeg_blocks(max_pixels)
+    options = {**_ANY, "max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS}
+    options |= extra or {}
     try:
         if kind == "file" and os.name == "posix":
             # FFmpeg duplicates it
             number = os.open(text, os.O_RDONLY | os.O_NONBLOCK)
+            with suppress(OSError, zlib.error), os.fdopen(number, "rb", closefd=False) as file:
+                check_declared_samples(file, text)
+            os.lseek(number, 0, os.SEEK_SET)
             where = "fd:"
             options |= {"protocol_whitelist": "fd", "fd": str(number)}
         elif kind == "file":
@@ -130,6 +186,8 @@ def open_container(
             where, how["timeout"] = _name_device(text, kind), (timeout_s, timeout_s)
             options = _choose_options(kind, max_pixels, timeout_s, extra or {})
         return av.open(where, "r", format=form, options=options, **how)
+    except SourceUnreadable:
+        raise
     except Exception as error:  # PyAV raises more than its own errors on a damaged file
         # The cause names the address with its secrets.
         raise _refuse(_tell_unknown_host(error, text), kind, text, timeout_s, pipe) from (
@@ -140,11 +198,24 @@ def open_container(
             os.close(number)
 
 
+def limit_ffmpeg_blocks(max_pixels: int) -> None:
+    """Let FFmpeg take no block of memory above 512 MiB, or of a frame with so many pixels.
+
+    The limit is that of the process, and never falls. PyAV has no function for it; where the
+    library cannot be found by its symbols, there is none.
+    """
+    global _block_bytes
+    _block_bytes = max(_block_bytes, _BYTES_OF_PIXEL * max_pixels)
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(av._core.__file__).av_max_alloc(ctypes.c_size_t(_block_bytes))
+
+
 def _choose_options(
     kind: str, max_pixels: int, timeout_s: float, extra: Mapping[str, str]
 ) -> dict[str, str]:
     plain = kind.removesuffix("s")
     options = {
+        **_ANY,
         "max_pixels": str(max_pixels),
         "analyzeduration": _ANALYSE_US,
         **_OPTIONS.get(plain, {}),
@@ -170,51 +241,49 @@ def _refuse(
     error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None
 ) -> ProtoKVError:
     name = address.name_source(text)
+    is_file = kind == "file"
     hint = _HINTS.get(kind, _HINT)
-    why = explain_ffmpeg_error(error, None if kind == "file" else timeout_s)
-    if kind == "file" and isinstance(error, av.error.ArgumentError):
-        why = (
-            f"expected a video file, {name} has a format that is not read: "
-            "text, a playlist or a list of files"
+    why = explain_ffmpeg_error(error, None if is_file else timeout_s)
+    if _is_text(pipe.head if pipe is not None else _read_head(text) if is_file else b""):
+        return SourceUnreadable(
+            f"{name} is text and not a video: playlists are read from addresses alone",
+            hint="name its address, a video file itself, or make one file of a playlist: "
+            "`ffmpeg -i LIST.m3u8 -c copy OUT.ts`",
         )
-        return SourceUnreadable(why, hint="name the video file itself")
-    if kind == "file":
-        return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
     if pipe is not None:
         return _refuse_pipe(pipe.head, name)
-    match error:
-        case av.error.FileNotFoundError() | av.error.HTTPNotFoundError():
-            return SourceNotFound(
-                f"nothing is at {name}", hint="check the address, and that the device is there"
+    if is_file:
+        why = "it has a format that is not read" if "Invalid argument" in why else why
+        return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
+    if kind == "screen" and getattr(error, "errno", None) == errno.EIO:
+        why = f"no X display answers at {_name_device(text, kind)}"
+    device = _DEVICES.get(kind)
+    if device and isinstance(error, ValueError) and not isinstance(error, OSError):
+        return ConfigError(
+            f"{kind}: cannot be read here: PyAV's FFmpeg has no {device} on this system",
+            hint="Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; "
+            "pipe others in",
+        )
+    for known, make, what, advice in _REFUSALS:
+        if isinstance(error, known):
+            return make(
+                what.format(name=name, kind=kind, why=why),
+                hint=advice.format(kind=kind) if advice else hint,
             )
-        case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
-            return SourceDenied(f"{name} cannot be opened: {why}", hint="check user and password")
-        case av.error.ProtocolNotFoundError():
-            why = f"{kind}:// cannot be read: PyAV's FFmpeg was built without it"
-            hint = (
-                f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - "
-                "| protokv ingest - -o STATE"
-            )
-            return ConfigError(why, hint=hint)
-        case ConnectionRefusedError():
-            hint = "check host and port, and that the source is on; --give-up 5m waits for it"
-            return SourceNotFound(f"nothing answers at {name}: {why}", hint=hint)
-        case OSError(errno=errno.EIO) if kind == "screen":
-            why = f"no X display answers at {_name_device(text, kind)}"
-        case av.error.ArgumentError():
-            why += " (or it gives text, or a list of files)"
-        case av.error.InvalidDataError() if kind == "rtp":
-            why += " (without its SDP only MPEG-TS in RTP can be read)"
-        case ValueError() if kind in _DEVICES:
-            why = (
-                f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system"
-            )
-            hint = (
-                "Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; "
-                "pipe others in"
-            )
-            return ConfigError(why, hint=hint)
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
+
+
+def _read_head(path: str) -> bytes:
+    with suppress(OSError), Path(path).open("rb") as file:
+        return file.read(_HEAD_BYTES)
+    return b""
+
+
+def _is_text(head: bytes) -> bool:
+    """Return True for the beginning of a text in any usual encoding."""
+    # Text in UTF-16 has a byte of 0 for each letter of ASCII.
+    plain = head.replace(b"\0", b"") if head[:2] in _UTF_16 else head
+    return len(plain) > 1 and not _CONTROL.search(plain)
 
 
 def _tell_unknown_host(error: Exception, text: str) -> Exception:
@@ -234,7 +303,7 @@ def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
         return SourceUnreadable(
             f"nothing came from {name}", hint="look at what the program before it says"
         )
-    if head[4:] == b"ftyp":
+    if head[4:8] == b"ftyp":
         return make_mp4_index_error(name)
     why = f"{name} is not a video: FFmpeg knows no format that begins like it"
     return SourceUnreadable(
@@ -303,5 +372,5 @@ class _Pipe:
             data = os.read(self._number, n)
         except OSError as error:
             raise EOFError from error
-        self.head = self.head or data[:8]
+        self.head = self.head or data[:_HEAD_BYTES]
         return data

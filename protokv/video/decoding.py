@@ -19,12 +19,12 @@ from protokv.video.container import explain_ffmpeg_error
 from protokv.video.probe import STALE_MEMORY_DECODERS, StreamProbe
 from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
 
-# The first frame of these is a key frame; others may be recorded from anywhere in a stream.
-_BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
-
 # The header of these states a length; that of others comes from their last time stamps, or from
 # their bytes.
 _STATING = {"mov", "flv", "asf"}
+
+# Packets of these may hold a frame that others refer to, and that is never shown.
+_HIDING = {"vp8", "vp9"}
 
 # A source that ends this many seconds before the end that it declares is not cut short.
 _HONEST_S = 0.5
@@ -43,6 +43,8 @@ class FrameLosses:
 
     def __init__(self) -> None:
         self.start_s = 0.0  # where the reading begins
+        self.interval_s = 0.04  # the usual distance of two frames
+        self.on_note: Callable[[str], None] = lambda note: None  # told what is no damage
         # a decoder met damage, counted or not; frames missing at the end of a file are none
         self.met = False
         # packets and frames are one to one; if not, a failure counts, and else the missing frame
@@ -86,6 +88,16 @@ class FrameLosses:
         self.met = True
         if time_s >= self.start_s:
             self.add(time_s, why, damaged=1)
+
+    def note_missing(self, time_s: float, gap_s: float) -> None:
+        """Count the frames of a part that is missing."""
+        if time_s >= self.start_s:
+            lost = max(1, round(gap_s / self.interval_s))
+            self.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
+
+    def note_join(self, time_s: float) -> None:
+        """Note that another recording is joined on here, which is no damage."""
+        self.on_note(f"at {time_s:.2f} s another recording is joined on: times go on")
 
     def note_failure(self, time_s: float | None, why: str) -> None:
         """Note that a decoder refused the packet of this time, or a demultiplexer failed."""
@@ -163,7 +175,7 @@ class FrameDecoder:
         and never count as lost. A live stream has its times from `arrivals`, and its frames are not
         matched with packets. `on_note` is told what is no damage.
         """
-        losses.matching = arrivals is None
+        losses.matching = arrivals is None and found.info.codec not in _HIDING
         stream.codec_context.flush_buffers()
         self._found = found
         self._timing = found.timing
@@ -173,22 +185,16 @@ class FrameDecoder:
         self._convert = convert
         self._drop_leading = after_key
         self._arrivals = arrivals
-        self._is_hidden = _HIDDEN.get(found.info.codec)
         self._pixels = STALE_MEMORY_DECODERS.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
-        self._next_ticks = found.timing.origin  # where a frame without a time stamp follows
+        self._next_ticks = found.timing.origin  # time of a frame without a time stamp
         # times of frames whose packets the container marked as corrupt
         self._corrupt_s: set[float] = set()
         self._last_dts: int | None = None
         self._end_s = 0.0
-        self._clock = PacketClock(
-            found.timing,
-            from_origin=not sought,
-            on_join=lambda time_s: on_note(
-                f"at {time_s:.2f} s another recording is joined on: times go on"
-            ),
-            on_damage=losses.note_damage,
-        )
+        losses.on_note = on_note
+        losses.interval_s = found.timing.interval_s
+        self._clock = PacketClock(found.timing, losses, from_origin=not sought)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets on the one clock of the reading, and None before those that begin a new
@@ -220,7 +226,7 @@ class FrameDecoder:
                 if (frame := self._place(decoded)) is not None and not should_stop():
                     yield frame
             if packet is None:
-                # What comes next does not refer to what came before.
+                # The next packets do not refer to what came before.
                 self._context.flush_buffers()
                 self._drop_leading = self._drop_leading or self._key_s is not None
                 self._key_s = None
@@ -234,8 +240,7 @@ class FrameDecoder:
         """
         if packet.pts is None or packet.is_discard or not self._timing.has_pts:
             return None
-        hidden = self._is_hidden is not None and packet.size and self._is_hidden(memoryview(packet))
-        return None if hidden else self._timing.time_s(packet.pts)
+        return self._timing.time_s(packet.pts)
 
     def _expect(self, packet: Any) -> None:
         """Note the frame that a packet should give, if it is one of those that can be decoded."""
@@ -246,9 +251,8 @@ class FrameDecoder:
             return
         if packet.is_corrupt:
             self._corrupt_s.add(due_s)
-        # A file begins with a key frame, unless it was recorded out of a stream.
-        whole = not self._drop_leading and self._found.info.container in _BEGINNING_WITH_KEY
-        if whole if self._key_s is None else self._key_s <= due_s:
+        # Frames before the first key frame are lost, but for those that a seek has left behind.
+        if not self._drop_leading if self._key_s is None else self._key_s <= due_s:
             self.losses.expect(due_s)
 
     def _decode(self, packet: Any) -> list[Any]:
@@ -288,7 +292,8 @@ class FrameDecoder:
             return None
         if not losses.take(time_s):
             return None
-        if (decoded.is_corrupt or time_s in self._corrupt_s) and ticks not in self._clock.excused:
+        marked = time_s in self._corrupt_s and ticks not in self._clock.excused
+        if marked or decoded.is_corrupt:
             losses.note_damage(time_s, "a frame is marked as corrupt")
         self._corrupt_s.discard(time_s)
         picture = partial(self._convert, decoded)
@@ -320,19 +325,3 @@ class FrameDecoder:
         if missing or gap_s > honest_s:
             missing = missing or max(1, round(gap_s / timing.interval_s))
             losses.add(end_s, "the file ends before the end that it declares", lost=missing)
-
-
-def _is_hidden_vp8(data: memoryview) -> bool:
-    return data[0] & 0x11 == 1  # key frames are always shown
-
-
-def _is_hidden_vp9(data: memoryview) -> bool:
-    if data[-1] & 0xE0 == 0xC0:
-        return False  # several frames, of which one is shown
-    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
-    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
-    return bits & 8 == 0 and bits & 2 == 0
-
-
-# Whether a packet holds a reference frame only, which is never shown.
-_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}

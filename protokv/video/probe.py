@@ -7,9 +7,9 @@ pictures, words and evidence have one origin.
 
 from __future__ import annotations
 
+import io
 import math
 import re
-import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from PIL import ExifTags, Image
 
 from protokv.errors import SourceUnreadable
-from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, PacketTiming, bound_declared_end
+from protokv.video.clock import LONGEST_GAP_S, PacketTiming, bound_declared_end
 from protokv.video.container import MAX_FRAME_PIXELS, make_mp4_index_error
-from protokv.video.source import Image, SourceInfo
+from protokv.video.source import Image as Picture
+from protokv.video.source import SourceInfo
 
 # AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture
 # beside a track.
@@ -56,9 +58,23 @@ _DECLARING = {"avi", "matroska"}
 # The length that these state is counted from 0, and not from where they begin.
 _COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 
-# A length that is guessed from time stamps is none if it is this long and has fewer bits a second:
-# stamps jump.
-_FEWEST_BITS = 10_000
+# No video has fewer bytes a second, not even slides of 90 minutes: its stamps jump.
+_FEWEST_BYTES = 0.25
+
+# EXIF's numbers: degrees counter-clockwise, after a mirror from left to right or without one.
+_ORIENTATIONS = {
+    2: (0, True),
+    3: (180, False),
+    4: (180, True),
+    5: (90, True),
+    6: (270, False),
+    7: (270, True),
+    8: (90, False),
+}
+
+# AVColorTransferCharacteristic: BT.2020 of 10 and 12 bits, PQ, HLG; and that of ordinary screens.
+_WIDE = {14, 15, 16, 18}
+_BT709 = 1
 
 # No camera gives more frames a second.
 _MOST_FPS = 1000
@@ -184,7 +200,7 @@ def probe_stream(
     notes = []
     if degrees % 90:
         notes.append(
-            f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only"
+            f"it asks to be turned by about {degrees} degrees: pictures are turned by quarters only"
         )
     # FFmpeg guesses the rate of the clock where there are few frames.
     stamped = not container.format.flags & _NOTIMESTAMPS
@@ -226,19 +242,10 @@ def _refuse_undecodable(
     if first is None and kind != "file" and "mov" in container.format.name:
         return make_mp4_index_error(name)
     # Decoders say only to FFmpeg's log that a picture is too large.
-    before = av.logging.get_level()
-    av.logging.set_level(av.logging.ERROR)
-    av.logging.set_skip_repeated(False)
-    with av.logging.Capture() as logs, suppress(Exception):
-        afresh = av.CodecContext.create(context.codec.name, "r")
-        afresh.extradata = context.extradata
-        afresh.options = {"max_pixels": str(max_pixels)}
-        afresh.decode(first)
-    said = " ".join(text for _, _, text in logs)
-    av.logging.set_skip_repeated(True)
-    av.logging.set_level(before)
-    if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
-        return _refuse_size(name, int(large[1]), int(large[2]), max_pixels)
+    with suppress(Exception), Image.open(io.BytesIO(bytes(first))) as picture:
+        width, height = picture.size
+        if width * height > max_pixels:
+            return _refuse_size(name, width, height, max_pixels)
     why = (
         f"no frame of {name} can be decoded (container {container.format.name}, codec "
         f"{context.name})"
@@ -250,21 +257,27 @@ def _refuse_undecodable(
 
 
 def _read_orientation(frame: Any) -> tuple[int, bool, int]:
-    """Return how a frame asks to be shown, by its display matrix.
+    """Return how a frame asks to be shown: by its display matrix, or by the EXIF of a picture.
+
+    FFmpeg's encoder of PNG writes both as one tag of EXIF. PyAV's objects for side data are not
+    used: they refuse kinds that they do not know, and crash on profiles of colours.
 
     Returns:
         Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before
         that, and the degrees clockwise that it asks for.
     """
-    data = next((bytes(one) for one in frame.side_data if one.type.name == "DISPLAYMATRIX"), b"")
-    # A point (x, y) goes to (a x + c y, b x + d y).
-    a, b, _, c, d = struct.unpack("=5i", data[:20]) if len(data) >= 20 else (1, 0, 0, 0, 1)
-    across = abs(b) + abs(c) > abs(a) + abs(d)
-    mirrored = (b > 0) == (c > 0) if across else (a < 0) != (d < 0)
-    turned = (c < 0) if across else (d < 0)
-    # A mirror reverses the sense of the angle.
-    degrees = round(math.degrees(math.atan2(b, -a if mirrored else a))) % 360 if a or b else 0
-    return 90 * (2 * turned + across), mirrored, degrees
+    small = frame.reformat(16, 16, "rgb24", interpolation="POINT")
+    encoder: Any = av.CodecContext.create("png", "w")
+    encoder.width = encoder.height = 16
+    encoder.pix_fmt = "rgb24"
+    encoder.time_base = Fraction(1, 25)
+    data = b"".join(map(bytes, [*encoder.encode(small), *encoder.encode(None)]))
+    with Image.open(io.BytesIO(data)) as png:
+        tag = png.getexif().get(ExifTags.Base.Orientation)
+    degrees = -frame.rotation % 360
+    # FFmpeg before version 8 does not write the tag.
+    turned = _ORIENTATIONS.get(tag, (-90 * round(degrees / 90) % 360, False))
+    return *turned, degrees
 
 
 def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
@@ -278,84 +291,81 @@ def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, i
     return round(width * pixel), height
 
 
-def convert_frame_to_rgb(frame: Any, info: SourceInfo) -> Image:
+def convert_frame_to_rgb(frame: Any, info: SourceInfo, reformatter: Any) -> Picture:
     """Return a decoded frame as RGB `[h, w, 3]` uint8 in the shape and orientation of the source.
 
-    A stream may change its size on the way; all its frames get one size.
+    A stream may change its size on the way; all its frames get one size. PQ, HLG and BT.2020 are
+    shown as an ordinary screen does. FFmpeg needs seconds to prepare that, and does it once for a
+    `reformatter`. PyAV before 16 does not tell what they are.
     """
-    width, height = (
-        (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
-    )
-    image: Image = frame.to_ndarray(format="rgb24", width=width, height=height)
+    width, height = info.width, info.height
+    if info.rotation in (90, 270):
+        width, height = height, width
+    wide = getattr(frame, "color_trc", None) in _WIDE
+    how = {"dst_color_trc": _BT709, "dst_color_primaries": _BT709} if wide else {}
+    image: Picture = reformatter.reformat(frame, width, height, "rgb24", **how).to_ndarray()
     if info.mirrored:
         image = image[:, ::-1]
     return np.ascontiguousarray(np.rot90(image, info.rotation // 90))
 
 
 def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> PacketTiming:
-    """Return when a stream begins and ends, by its header and its first packet, as far as that is
-    credible.
+    """Return when a stream begins and ends, as far as its header and its first packet are credible.
+
+    Lengths of 0 are not known.
     """
-    name = container.format.name.split(",")[0]
+    name = container.format.name.partition(",")[0]
     base = stream.time_base
-    whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
-    own_s = _own_length_s(stream)
     declares = indexed or name in _DECLARING
-    # A copied tag of a stream of Matroska may say less than the whole.
-    longest_s = max(own_s or 0.0, whole_s or 0.0)
-    first_ticks = head.dts if head.pts is None or name in _WITHOUT_PTS else head.pts
-    origin = _origin(container, stream, first_ticks or 0, longest_s if declares else 0.0)
+    first = head.dts if head.pts is None or name in _WITHOUT_PTS else head.pts
+    own_s = _own_length_s(stream)
+    whole_s = max(0, container.duration or 0) / av.time_base
+    bound_s = bound_declared_end(max(own_s, whole_s)) if declares else LONGEST_GAP_S
+    origin = _origin(container, base, first or 0, bound_s)
     late_s = max(0.0, float(origin * base))
-    shift_s = float((stream.start_time - origin) * base) if stream.start_time is not None else 0.0
+    begins_s = 0.0 if stream.start_time is None else float((stream.start_time - origin) * base)
     if name in _COUNTING_FROM_ZERO:
         # FLV may count from the start.
-        shift_s = -late_s if longest_s and (name == "matroska" or late_s < longest_s) else 0.0
-        whole_s = None if whole_s is None else whole_s + shift_s
+        from_zero = name == "matroska" or late_s < max(own_s, whole_s)
+        begins_s = -late_s if from_zero else 0.0
+        whole_s = whole_s and whole_s + begins_s
+    ends_s = [own_s + begins_s] if own_s else []
     # With other streams, the whole may be longer than the video.
-    stated_s = whole_s if own_s is None and len(container.streams) == 1 else None
-    if own_s is not None:
-        stated_s = own_s + shift_s if whole_s is None else min(own_s + shift_s, whole_s)
-    if stated_s is not None:
-        stated_s = max(0.0, stated_s)
-        thin = 8 * (container.size or 0) < _FEWEST_BITS * stated_s
-        stated_s = None if thin and not declares and stated_s > LONGEST_PAUSE_S else stated_s
-    declared_s = stated_s if declares else None
-    if declared_s is not None and whole_s is not None and name == "matroska":
-        declared_s = max(declared_s, whole_s)
-    others = [
-        one
+    ends_s += [whole_s] if whole_s and (own_s or len(container.streams) == 1) else []
+    stated_s = max(0.0, min(ends_s, default=0.0))
+    # No file of these bytes lasts longer; none is known of a pipe.
+    carried_s = container.size / _FEWEST_BYTES if (container.size or 0) > 0 else math.inf
+    if not declares and stated_s > carried_s:
+        stated_s = 0.0
+    # A copied tag of a stream of Matroska may say less than the whole.
+    declared_s = max(stated_s, whole_s if name == "matroska" else 0.0) if declares else 0.0
+    others_s = [
+        float((one.start_time + one.duration) * one.time_base - origin * base)
         for one in container.streams
         if one is not stream and one.start_time is not None and one.duration
     ]
-    ends_s = [
-        float((one.start_time + one.duration) * one.time_base - origin * base) for one in others
-    ]
-    if whole_s is not None and (declares or name == "flv"):
-        ends_s.append(whole_s)
-    confirmed_s = max([declared_s or 0.0, *ends_s])
+    confirmed_s = max(declared_s, *others_s, whole_s if declares or name == "flv" else 0.0)
     return PacketTiming(
-        base, origin, duration_s=stated_s, declared_s=declared_s, confirmed_s=confirmed_s
+        base,
+        origin,
+        duration_s=stated_s or None,
+        declared_s=declared_s or None,
+        confirmed_s=confirmed_s,
+        carried_s=carried_s,
     )
 
 
-def _origin(container: Any, stream: Any, first: int, longest_s: float) -> int:
+def _origin(container: Any, base: Fraction, first: int, bound_s: float) -> int:
     """Return the tick at which the container begins; that of the first packet, if that is far from
     there.
     """
-    base = stream.time_base
-    own = stream.start_time
-    whole = container.start_time
-    if own is not None and (whole is None or abs(float(own * base) - whole / av.time_base) < 1e-5):
-        stated = int(own)  # exact, where the container counts in microseconds
-    elif whole is not None:
-        stated = round(whole / av.time_base / float(base))
-    else:
+    if container.start_time is None:
         return first
-    far_s = bound_declared_end(longest_s) if longest_s else LONGEST_GAP_S
-    return first if float((first - stated) * base) > far_s else min(first, stated)
+    stated = round(container.start_time / av.time_base / base)
+    return first if (first - stated) * base > bound_s else min(first, stated)
 
 
-def _own_length_s(stream: Any) -> float | None:
+def _own_length_s(stream: Any) -> float:
     """Return the length of the pictures, as the stream, or a tag of Matroska in words, states
     it.
     """
@@ -363,4 +373,4 @@ def _own_length_s(stream: Any) -> float | None:
         return float(stream.duration * stream.time_base)
     tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
     match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
-    return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else None
+    return float(match[1]) * 3600 + float(match[2]) * 60 + float(match[3]) if match else 0.0

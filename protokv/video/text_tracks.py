@@ -26,6 +26,16 @@ _MOST_OF_LINE = 1 << 13
 MOST_TRACK_LINES = 100_000
 MOST_CHARACTERS = 16 << 20
 
+# The markup of codecs; a line has that of WebVTT in the end. All patterns take a time that grows
+# with the text alone.
+_MARKUP = {"srt": "srt", "subrip": "srt", "ass": "ass", "ssa": "ass", "webvtt": "webvtt"}
+_ATTRIBUTE = r"\s{1,9}[\w-]{1,20}\s{0,9}="
+_SRT_TAG = re.compile(
+    rf"\{{\\[^{{}}]*\}}|</?(?:[abipsu]|font|span|br)(?:{_ATTRIBUTE}[^<>]*|\s?/)?>", re.IGNORECASE
+)
+_ASS_OVERRIDE = re.compile(r"\{([^{}]*)\}")
+_ASS_DRAWING = re.compile(r"\\p(\d)")
+
 # A line without an end stays this long, in seconds.
 _STAYS_S = 3.0
 
@@ -98,34 +108,40 @@ def _read_packet(packet: Any, stream: Any, origin_s: float) -> SubtitleLine | No
         # The length of the text, the text in UTF-8 or with the mark of UTF-16, and boxes with its
         # styles.
         data = data[2 : 2 + int.from_bytes(data[:2], "big")]
-        marked = data.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE))
-        text = data.decode("utf-16" if marked else "utf-8", "replace")
-    elif codec in ("ass", "ssa"):
+    marked = data.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE))
+    text = data.decode("utf-16" if marked else "utf-8", "replace").partition("\0")[0]
+    if codec in ("ass", "ssa"):
         # ReadOrder, Layer, Style, Name, three margins, Effect, Text
-        text = strip_ass_markup(data.decode(errors="replace").split(",", 8)[-1])
-    else:
-        text = strip_ass_tags(data.decode(errors="replace"))
-    return make_subtitle(start_s, long_s, text)
+        text = text.split(",", 8)[-1]
+    return make_subtitle(start_s, long_s, text, _MARKUP.get(codec, ""))
 
 
-def make_subtitle(start_s: float, long_s: float, text: str) -> SubtitleLine | None:
-    """Return a line of at most `_MOST_OF_LINE` characters; None without text."""
+def make_subtitle(start_s: float, long_s: float, text: str, markup: str) -> SubtitleLine | None:
+    """Return a line of at most `_MOST_OF_LINE` characters; None without text.
+
+    `markup` is `webvtt`, `srt` or `ass`; in any other text each character stands for itself.
+    """
+    text = text[: 4 * _MOST_OF_LINE]
+    if markup == "ass":
+        text = _strip_ass(text)
+    elif markup == "srt":
+        text = _SRT_TAG.sub("", text)
+    if markup != "webvtt":
+        text = text.replace("<", "&lt;")
     text = text.strip()[:_MOST_OF_LINE]
-    return (
-        SubtitleLine(start_s, start_s + (long_s if long_s > 0 else _STAYS_S), text)
-        if text
-        else None
-    )
+    end_s = start_s + (long_s if long_s > 0 else _STAYS_S)
+    return SubtitleLine(start_s, end_s, text) if text else None
 
 
-def strip_ass_tags(text: str) -> str:
-    r"""Leave out the overrides of ASS that SubRip files have, such as `{\an8}`."""
-    return re.sub(r"\{\\[^}]*\}", "", text)
-
-
-def strip_ass_markup(text: str) -> str:
+def _strip_ass(text: str) -> str:
     r"""Leave out the drawings and the overrides of ASS; `\N` becomes a new line."""
-    # What follows \p1 is a drawing, up to \p0.
-    text = re.sub(r"\{[^{}]*\\p[1-9][^{}]*\}.*?(\{[^{}]*\\p0[^{}]*\}|$)", "", text, flags=re.DOTALL)
-    text = re.sub(r"\{[^{}]*\}", "", text)
-    return re.sub(r"\\[Nn]", "\n", text).replace("\\h", " ")
+    shown = ""
+    drawing = False
+    for n, part in enumerate(_ASS_OVERRIDE.split(text)):
+        if n % 2:
+            # What follows \p1 is a drawing, up to \p0.
+            modes = _ASS_DRAWING.findall(part)
+            drawing = modes[-1] != "0" if modes else drawing
+        elif not drawing:
+            shown += part
+    return re.sub(r"\\[Nn]", "\n", shown).replace("\\h", " ")

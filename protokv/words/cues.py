@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from protokv.core.step import SpokenText
 from protokv.video.source import SubtitleLine
 
 # Characters; a minute of speech has about 1,000.
@@ -29,6 +30,9 @@ _MOST_OF_STEP = 2000
 
 # A caption that follows the one before within this many seconds may repeat its rows.
 _AT_ONCE_S = 0.1
+
+# Captions that roll up show no more rows than this.
+_MOST_REPEATED = 16
 
 # All patterns take a time that grows with the text alone, whatever the text.
 _TIME = re.compile(r"<((?:\d{1,4}:)?\d\d:\d\d\.\d{3})>")
@@ -71,11 +75,8 @@ def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
         new = [row for row in rows if row]
         texts = [" ".join(word for _, word in row) for row in new]
         before = last if line.start_s - until_s <= _AT_ONCE_S else []
-        repeated = next(
-            n
-            for n in range(min(len(before), len(new)), -1, -1)
-            if before[len(before) - n :] == texts[:n]
-        )
+        most = min(len(before), len(new), _MOST_REPEATED)
+        repeated = next(n for n in range(most, -1, -1) if before[len(before) - n :] == texts[:n])
         last = texts
         until_s = max(until_s, line.end_s)
         words = [one for row in new[repeated:] for one in row]
@@ -114,13 +115,15 @@ def _split_row(text: str) -> list[tuple[float | None, str]]:
 
 
 class _Piece(NamedTuple):
-    """What of a cue goes to one step: the time that decides which, the number of the cue, and the
-    text.
+    """What of a cue goes to one step: the time that decides which, the number of the cue, the text,
+    and from when to when it is said.
     """
 
     time_s: float
     cue: int
     text: str
+    start_s: float
+    end_s: float
 
 
 class Subtitles:
@@ -145,10 +148,14 @@ class Subtitles:
         for number, cue in enumerate(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s))):
             middle_s = (cue.start_s + cue.end_s) / 2
             if math.isfinite(middle_s):
-                times = cue.words or ((middle_s, cue.text),)
+                ends_s = [*(time_s for time_s, _ in cue.words[1:]), cue.end_s]
                 self._pieces += [
-                    _Piece(_round_time(time_s), number, text) for time_s, text in times
+                    _Piece(_round_time(time_s), number, text, time_s, end_s)
+                    for (time_s, text), end_s in zip(cue.words, ends_s, strict=False)
                 ]
+                if not cue.words:
+                    time_s = _round_time(middle_s)
+                    self._pieces.append(_Piece(time_s, number, cue.text, cue.start_s, cue.end_s))
         self._pieces.sort(key=lambda piece: piece[:2])
 
     @property
@@ -156,17 +163,18 @@ class Subtitles:
         """Whether there is a line, so that a memory needs room for words."""
         return bool(self.record) and bool(self._pieces)
 
-    def between(self, start_s: float, end_s: float) -> list[str]:
-        """Return the texts of the step from `start_s` up to `end_s`, in order.
+    def between(self, start_s: float, end_s: float) -> list[SpokenText]:
+        """Return the texts of the step from `start_s` up to `end_s`, in order, with their times.
 
         The step that begins at 0 also takes what comes before it.
         """
         pieces = self._pieces[0 if start_s <= 0 else self._find(start_s) : self._find(end_s)]
-        texts = list[str]()
+        texts = list[SpokenText]()
         left = _MOST_OF_STEP
-        for _, of_cue in groupby(
+        for _, cue_pieces in groupby(
             sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue
         ):
+            of_cue = list(cue_pieces)
             text = " ".join(piece.text for piece in of_cue)
             if len(text) > left:
                 what = (
@@ -177,7 +185,9 @@ class Subtitles:
                 # Cut before a word where there is one.
                 head, _, _ = text[: left + 1].rpartition(" ")
                 text = (head or text[:left]).rstrip()
-            texts += [text] if text else []
+            if text:
+                from_s = of_cue[0].start_s - start_s
+                texts.append(SpokenText(text, from_s, of_cue[-1].end_s - start_s))
             left -= len(text)
         return texts
 

@@ -17,13 +17,7 @@ from pathlib import Path
 from protokv.errors import SourceUnreadable
 from protokv.texts import format_count
 from protokv.video.source import SubtitleLine, SubtitleLines
-from protokv.video.text_tracks import (
-    MOST_CHARACTERS,
-    MOST_TRACK_LINES,
-    make_subtitle,
-    strip_ass_markup,
-    strip_ass_tags,
-)
+from protokv.video.text_tracks import MOST_CHARACTERS, MOST_TRACK_LINES, make_subtitle
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
 _ARROW = r"-[- ]{0,3}>"  # some are written -> or -- >
@@ -61,8 +55,10 @@ def read_subtitles(path: Path) -> SubtitleLines:
     except OSError as error:
         raise SourceUnreadable(f"cannot read {path.name}: {error.strerror or error}") from error
     text, note = _decode_text(data[:MOST_CHARACTERS])
-    # Bytes of 0 pad some files. A return before "\r\n" comes from a text that was converted twice.
-    rows = re.split(r"\r{0,2}\n|\r", text.replace("\0", " "))
+    # Bytes of 0 pad some files, and end what is said. A return before "\r\n" comes from a text that
+    # was converted twice.
+    rows = re.split(r"\r{0,2}\n|\r", text)
+    rows = [row.lstrip("\0").partition("\0")[0] for row in rows]
     events = [n for n, row in enumerate(rows) if row.strip().lower() == "[events]"]
     found: list[SubtitleLine] = []
     unread = 0
@@ -146,7 +142,8 @@ def _read_rows(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
             text.pop()  # the number of the next line
         start_s = _seconds(found.groups()[:4])
         end_s = _seconds(found.groups()[4:])
-        if line := make_subtitle(start_s, end_s - start_s, strip_ass_tags("\n".join(text))):
+        markup = "webvtt" if is_web else "srt"
+        if line := make_subtitle(start_s, end_s - start_s, "\n".join(text), markup):
             yield line
 
 
@@ -166,7 +163,7 @@ def _read_ass(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
             if len(times_s) < 2:
                 yield None
             elif line := make_subtitle(
-                times_s[0], times_s[1] - times_s[0], strip_ass_markup(fields.get("text", ""))
+                times_s[0], times_s[1] - times_s[0], fields.get("text", ""), "ass"
             ):
                 yield line
 

@@ -34,7 +34,7 @@ from protokv.words.find import SUBTITLES_AUTO, choose_subtitle_track, find_subti
 
 _Samples = NDArray[np.float32]
 
-# of a piece, by the model_type of the models that are known
+# seconds of a piece, by the model_type of the models that are known
 _LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}
 _TOKENS_PER_S: Final = 6.5  # more come from a model that repeats itself
 # root mean square, of 1, below which sound is not recognised; speech has 100 times as much

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protokv.core.context import Context
 from protokv.core.parts import PositionedStep, SessionView, TranscriptAttachment, Utterance
-from protokv.core.step import StreamClock
+from protokv.core.step import SpokenText, StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
@@ -31,7 +31,7 @@ _NAME = "transcript.lines"
 
 class _TranscriptLine(NamedTuple):
     """What was said in a step: its index, its stream time in seconds, the position of its last
-    token, and the text.
+    token, and the text; and from when to when it was said, if that is known.
     """
 
     step: int
@@ -39,13 +39,21 @@ class _TranscriptLine(NamedTuple):
     end_s: float
     position: int
     text: str
+    said_from_s: float | None = None
+    said_to_s: float | None = None
+
+    def spoken(self) -> Utterance:
+        """Return what was said at its own times, or at those of its step."""
+        start_s = self.start_s if self.said_from_s is None else self.said_from_s
+        end_s = self.end_s if self.said_to_s is None else self.said_to_s
+        return Utterance(start_s, end_s, self.text, self.step)
 
 
 class Transcript(TranscriptAttachment):
     """The lines of a stream; at first none."""
 
     def __init__(self) -> None:
-        # in the order of the stream; its last one is always there
+        # lines in the order of the stream; its last one is always there
         self.lines: list[_TranscriptLine] = []
         self._bytes = 0
 
@@ -54,7 +62,7 @@ class Transcript(TranscriptAttachment):
         """Declare the lines as JSON, one a row; a state may have none."""
         meaning = (
             "what was said, a row of JSON a step: step, start and end in seconds, last position, "
-            "text"
+            "text, and start and end of the cues"
         )
         return (
             TensorSpec(
@@ -87,19 +95,22 @@ class Transcript(TranscriptAttachment):
         text = _make_printable(step.tokens.words_text)
         text = text.encode()[:MOST_TRANSCRIPT_LINE_BYTES].decode(errors="ignore")
         start_s = max(0.0, clock.stream_time_s - clock.step_seconds)
-        self.lines.append(
-            _TranscriptLine(
-                clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text
-            )
+        line = _TranscriptLine(
+            clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text
         )
+        said = step.tokens.words_text
+        if isinstance(said, SpokenText):
+            from_s = max(0.0, start_s + said.start_s)
+            line = line._replace(said_from_s=from_s, said_to_s=max(from_s, start_s + said.end_s))
+        self.lines.append(line)
         self._bytes += len(_encode(self.lines[-1]))
         while self._bytes > MOST_TRANSCRIPT_BYTES:
             self._bytes -= len(_encode(self.lines.pop(0)))
 
     def between(self, start_s: float, end_s: float) -> list[Utterance]:
-        """Return what was said in the steps that touch a span of stream time."""
+        """Return what was said in the steps that touch a span of stream time, at its own times."""
         found = (line for line in self.lines if line.start_s < end_s and line.end_s > start_s)
-        return [Utterance(line.start_s, line.end_s, line.text) for line in found]
+        return [line.spoken() for line in found]
 
     def words_end(self, clock: StreamClock) -> StreamClock | None:
         """Return where the stream of this clock stood after its last line; None: it has no line."""
@@ -158,7 +169,8 @@ def check_memory_takes_words(backbone: Any, config: Any) -> None:
 
 
 def _encode(line: _TranscriptLine) -> bytes:
-    return msgspec.json.encode(line) + b"\n"
+    known = line if line.said_from_s is not None else line[:-2]
+    return msgspec.json.encode(known) + b"\n"
 
 
 def _make_printable(text: str) -> str:

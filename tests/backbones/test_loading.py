@@ -21,10 +21,10 @@ from protokv.backbones.files import find_model_families, find_packaged_models, r
 from protokv.backbones.loading import find_module_devices
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.sharding import LayerShards
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests.conftest import watched
 from tests.core.streams import same
 

@@ -17,6 +17,7 @@ import torch
 from protokv.fleet import JobRecipe
 from protokv.state.reader import StateReader, load_state
 from protokv_cli.exits import ExitCode
+from protokv_cli.ingest_fleet import _read_list
 from tests.cli.conftest import Program, read_to_the_end, write_video
 from tests.fleet.conftest import InlinePool
 from tests.fleet.recipes import MockRecipe
@@ -174,6 +175,7 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     )
     with protokv.start(*command, new_session=True) as process:
         # A slow machine says meanwhile how far it is.
+        assert process.stdout
         while (first := json.loads(process.stdout.readline()))["type"] == "progress":
             pass
         assert first["key"] == "one"
@@ -220,6 +222,12 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert [(row["question"], row["rank"]) for row in ranked] == asked
     assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
 
+    likely = protokv("query", "states", "--top", "3", "--choices", "red,blue", "ring ?").rows()
+    shares = [row["probabilities"]["red"] for row in likely]
+    assert shares == sorted(shares, reverse=True) == [row["probability"] for row in likely]
+    other = protokv("query", "states", "--top", "3", "--choices", "blue,red", "ring ?").rows()
+    assert [row["probability"] for row in other] == pytest.approx([1 - one for one in shares[::-1]])
+
     head, *lines = protokv(
         "query", "states", "--top", "2", "what is first ?", "-f", "table"
     ).out.splitlines()
@@ -240,3 +248,9 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert (result.code, len(result.rows())) == (ExitCode.PARTIAL, 3)
     *_, error, last = result.err.splitlines()
     assert (error.count("states/one.safetensors"), last) == (1, "1 of 4 states cannot be asked")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_list_is_read_in_the_encodings_of_text_editors(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.mp4\r\n väter.mp4\r\n\r\n", encoding=encoding)
+    assert _read_list(str(tmp_path / "list.txt")) == ["a.mp4", "väter.mp4"]

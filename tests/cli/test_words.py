@@ -63,7 +63,7 @@ def test_one_session_tells_what_was_said_about_a_thing_and_what_was_shown_when_i
         one["text"] for span in about["evidence"] for one in span["words"]
     ]
     shown = protokv("query", talk, "Where was the bar?", "--evidence").out
-    assert "\n    0:04 Mara: the bar is [31mmine\n" in shown
+    assert "\n    0:03.6 Mara: the bar is [31mmine\n" in shown
 
     for wanted, thing in (("Mara", "bar"), ("green", "cross")):
         (said,) = [
@@ -79,16 +79,16 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(
     protokv: Program, talk: Path
 ) -> None:
     rows = [
-        {"start_s": 4.0, "end_s": 5.0, "text": "Mara: the bar is [31mmine"},
-        {"start_s": 7.0, "end_s": 8.0, "text": "this cross was green"},
+        {"start_s": 3.6, "end_s": 5.0, "text": "Mara: the bar is [31mmine"},
+        {"start_s": 6.6, "end_s": 8.0, "text": "this cross was green"},
     ]
     assert protokv("inspect", talk, "--words").rows() == rows
     assert protokv("inspect", talk, "--words", "--at", "0:06").rows() == rows[:1]
     seen = run_on_terminal(protokv.environment, "inspect", talk, "--words")
     assert [line.split(maxsplit=1) for line in seen.lines()] == [
         ["start", "text"],
-        ["0:04", rows[0]["text"]],
-        ["0:07", rows[1]["text"]],
+        ["0:03.6", rows[0]["text"]],
+        ["0:06.6", rows[1]["text"]],
     ]
     assert "\x1b[31mmine" not in seen.screen
     early = protokv("inspect", talk, "--words", "--at", "0:03")

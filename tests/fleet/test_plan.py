@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.fleet import find_fleet_states, list_video_jobs, locate_fleet_state
-from protokv.fleet.plan import is_fleet_folder
+from protokv.fleet import list_video_jobs, locate_fleet_state
+from protokv.state.folder import find_states, names_many_states
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,12 @@ def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
     for name in (*others, *states[:2]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert find_fleet_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
+    assert find_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
     with pytest.raises(StateNotFound, match="there is no state in"):
-        find_fleet_states(str(tmp_path / "deep" / "nothing"))
-    assert all(map(is_fleet_folder, (str(tmp_path), "new/", "s3://bucket/states/")))
+        find_states(str(tmp_path / "deep" / "nothing"))
+    assert all(map(names_many_states, (str(tmp_path), "new/", "s3://bucket/states/")))
     assert not any(
-        map(is_fleet_folder, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors"))
+        map(
+            names_many_states, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")
+        )
     )

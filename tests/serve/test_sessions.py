@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import torch
@@ -18,12 +19,13 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 import protokv
-from protokv.core.session import Session
 from protokv.ingestion import Every, IngestOptions
 from protokv.memories import DurableConfig
 from protokv.serve import FedSessionLimits, FedSessions, StateFolder
-from protokv.serve.sessions import parse_session_request
+from protokv.serve.sessions import decode_uploaded_frame, parse_session_request
 from protokv.state.reader import StateReader
+from protokv.stream.session import Session
+from protokv.video import open_source
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
@@ -188,3 +190,28 @@ def test_what_cannot_be_is_refused_in_a_line(
     found, reply = calls(strict, Authorization="Bearer right")(path, body)
     assert (found, why in reply["error"]["message"]) == (status, True), reply
     assert calls(strict)(path, body)[0] == 401
+
+
+UPLOADS = [(form, "RGB", tag) for form in ("PNG", "WEBP", "JPEG") for tag in range(1, 9)]
+UPLOADS += [("PNG", mode, 6) for mode in ("I;16", "L", "1", "P", "LA", "RGBA")]
+UPLOADS += [("JPEG", mode, 3) for mode in ("L", "CMYK")]
+
+
+@pytest.mark.parametrize(("form", "mode", "tag"), UPLOADS)
+def test_an_uploaded_picture_is_seen_as_ingest_sees_the_same_file(
+    form: str, mode: str, tag: int, tmp_path: Path
+) -> None:
+    rows = np.add.outer(np.arange(48), np.arange(64)) * 2
+    if mode == "I;16":
+        picture = Image.fromarray((rows * 257).astype(np.uint16))
+    else:
+        picture = Image.fromarray(rows.astype(np.uint8)).convert(mode)
+    exif = Image.Exif()
+    exif[0x112] = tag
+    path = tmp_path / f"x.{form.lower()}"
+    picture.save(path, form, exif=exif, quality=95)
+    with open_source(path) as source:
+        watched = next(source.frames()).image
+    sent = decode_uploaded_frame(path.read_bytes(), 64 * 48)
+    assert sent.shape == watched.shape
+    assert np.abs(sent.astype(int) - watched).max() <= 3

@@ -66,8 +66,8 @@ def in_document(field: str, change: Callable[[Json], object]) -> Callable[[Path]
     return act
 
 
-def in_file(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(change(path.read_bytes())) and None
+def in_file(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
 def in_pickle(content: object) -> Callable[[Path], None]:

@@ -1,12 +1,16 @@
 """Damaged files: every readable frame is given, every lost one is counted and dated."""
 
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import av
 import pytest
 
 from protokv.video import open_source, read_steps
+from protokv.video.registry import Decoder
 from tests.video.conftest import DECODERS, Clip, number_in, write
+from tests.video.test_stream import piped
 
 
 def with_rubbish(source: Path, target: Path, number: int) -> Path:
@@ -28,8 +32,8 @@ def with_rubbish(source: Path, target: Path, number: int) -> Path:
     ("name", "number"), [("constant rate", 13), ("constant rate", 60), ("jpeg", 30)]
 )
 def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
-    decoder, name, number, make_clip, tmp_path
-):
+    decoder: Decoder, name: str, number: int, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     clip = make_clip("every frame a key frame" if name == "jpeg" else name)
     path = with_rubbish(clip, tmp_path / f"x{clip.suffix}", number)
     with open_source(path, decoder) as source:
@@ -50,8 +54,8 @@ def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
-    decoder, make_clip, tmp_path
-):
+    decoder: Decoder, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", 12)
     with open_source(path, decoder) as source:
         frames = [(f.time_s, number_in(f.image)) for f in source.frames()]
@@ -63,8 +67,8 @@ def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(("kind", "part"), [("mp4", 0.35), ("mkv", 0.8)])
 def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(
-    decoder, kind, part, tmp_path
-):
+    decoder: Decoder, kind: str, part: float, tmp_path: Path
+) -> None:
     clip = Clip(
         [40 * i for i in range(100)],
         mux={"movflags": "faststart"} if kind == "mp4" else {},
@@ -88,3 +92,62 @@ def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(
         # Resuming counts the same end, once.
         list(source.frames(0.2))
         assert source.damage.frames_lost == pytest.approx(damage.frames_lost, abs=2)
+
+
+MIDDLE = {
+    "h264": Clip(
+        [40 * i for i in range(90)], suffix="ts", gop=40, options={"sc_threshold": "0", "bf": "0"}
+    ),
+    "hevc": Clip(
+        [40 * i for i in range(90)],
+        suffix="ts",
+        codec="libx265",
+        options={"x265-params": "keyint=40:min-keyint=40:scenecut=0:log-level=none"},
+    ),
+    "mpeg2": Clip(range(90), Fraction(1, 25), "ts", "mpeg2video", gop=40),
+}
+
+
+@pytest.mark.parametrize("codec", MIDDLE)
+def test_pictures_before_the_first_key_frame_are_lost_in_a_file_and_in_a_pipe(
+    codec: str, tmp_path: Path
+) -> None:
+    data = write(MIDDLE[codec], tmp_path / "whole.ts").read_bytes()
+    (tmp_path / "x.ts").write_bytes(data[188 * (len(data) // 188 // 6) :])
+    with piped((tmp_path / "x.ts").read_bytes()) as address:
+        for one in (tmp_path / "x.ts", address):
+            with open_source(one) as source:
+                numbers = [number_in(frame.image) for frame in source.frames()]
+                assert numbers == list(range(numbers[0], 90))
+                assert numbers[0] in (40, 80)
+                assert source.damage.frames_lost == pytest.approx(numbers[0] - 15, abs=10)
+                assert source.damage.lost_from_s == pytest.approx(0.0, abs=0.1)
+
+
+def write_part(path: Path, from_ms: int, frames: int) -> bytes:
+    ticks = [from_ms + 40 * i for i in range(frames)]
+    return write(Clip(ticks, suffix="ts", options={"bf": "0"}), path).read_bytes()
+
+
+@pytest.mark.parametrize("gap_ms", [0, 1000, 5000, 60_000])
+def test_a_recording_that_goes_on_is_a_join_and_a_part_that_lacks_is_missing(
+    gap_ms: int, tmp_path: Path
+) -> None:
+    """Their counters begin anew, so FFmpeg marks a packet before the join as corrupt."""
+    first = write_part(tmp_path / "a.ts", 40, 50)
+    later = write_part(tmp_path / "b.ts", 40 + 2000 + gap_ms, 50)
+    (tmp_path / "x.ts").write_bytes(first + later)
+    with piped((tmp_path / "x.ts").read_bytes()) as address:
+        for one in (tmp_path / "x.ts", address):
+            with open_source(one) as source:
+                frames = list(source.frames())
+                assert [number_in(frame.image) for frame in frames] == 2 * list(range(50))
+                assert frames[50].time_s - frames[49].time_s == pytest.approx(
+                    0.04 + gap_ms / 1000, abs=0.01
+                )
+                if gap_ms:
+                    assert source.damage.frames_lost == pytest.approx(gap_ms / 40, abs=1)
+                    assert f"{gap_ms / 1000:g} s are missing" in source.damage.message
+                else:
+                    assert source.damage.ok
+                    assert "at 2.00 s another recording is joined" in source.notes[0]

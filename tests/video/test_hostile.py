@@ -4,6 +4,8 @@ in mid-file.
 
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,8 +46,8 @@ def jumping_mkv(path: Path) -> None:
     ("make", "length_s"), [(jumping_mp4, UNEVEN[-1] / 1000), (jumping_mkv, 10.0)]
 )
 def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
-    make, length_s, tmp_path
-):
+    make: Callable[[Path], None], length_s: float, tmp_path: Path
+) -> None:
     path = tmp_path / f"x.{make.__name__[-3:]}"
     make(path)
     with open_source(path) as source:
@@ -62,7 +64,7 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
         assert list(read_steps(source, 2.0, 2))[-1].time_s <= length_s + 1
 
 
-def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
+def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     path = write(
         Clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"}),
@@ -73,6 +75,13 @@ def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
     at = data.index(b"\x9d\x01\x2a") + 3
     data[at : at + 4] = 2 * (16383).to_bytes(2, "little")
     path.write_bytes(data)
+    printed, grown_mib = read_apart(path)
+    assert printed != "3"
+    assert grown_mib < 150
+
+
+def read_apart(path: Path, *, piped: bool = False) -> tuple[str, int]:
+    """Read a file in a process of its own; return what it printed, and MiB of memory it took."""
     code = (
         "import sys; from protokv.video import open_source; from protokv.errors import "
         "SourceError\n"
@@ -84,19 +93,80 @@ def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
         "except SourceError as error: print(error.message)\n"
         "print((peak_kib() - before) >> 10)"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-c", code, "-" if piped else str(path)]
+    with path.open("rb") as file:
+        out = subprocess.run(
+            command, stdin=file, capture_output=True, text=True, check=True, cwd=ROOT
+        )
     printed, grown_mib = out.stdout.splitlines()
-    assert printed != "3"
-    assert int(grown_mib) < 150, out.stdout
+    return printed, int(grown_mib)
 
 
-def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
+def declare_samples(path: Path, form: str) -> None:
+    """Write an MP4 that declares thousands of millions of samples."""
+    mux = {"movflags": "frag_keyframe+empty_moov"} if form == "fragments" else {}
+    data = bytearray(write(Clip([0, 40, 80], mux=mux), path).read_bytes())
+    many = (2_000_000_000).to_bytes(4, "big")
+    if form == "fragments":
+        at = data.index(b"trun") - 4
+        size = int.from_bytes(data[at : at + 4], "big")
+        small = (16).to_bytes(4, "big") + b"trun" + bytes(4) + many
+        data[at : at + size] = small + (size - 16).to_bytes(4, "big") + b"free" + bytes(size - 24)
+        path.write_bytes(data)
+        return
+    at = data.index(b"stsz")
+    data[at + 8 : at + 16] = (1).to_bytes(4, "big") + many
+    at = data.index(b"stts")
+    data[at + 12 : at + 16] = many
+    at = data.index(b"stsc")
+    data[at + 16 : at + 20] = many
+    if form == "compressed":
+        # QuickTime's header under zlib, behind the pictures
+        start = data.index(b"moov") - 4
+        moov = bytes(data[start:])
+        packed = zlib.compress(moov)
+        dcom = (12).to_bytes(4, "big") + b"dcomzlib"
+        cmvd = (12 + len(packed)).to_bytes(4, "big") + b"cmvd" + len(moov).to_bytes(4, "big")
+        cmov = dcom + cmvd + packed
+        data[start:] = (
+            (len(cmov) + 16).to_bytes(4, "big")
+            + b"moov"
+            + (len(cmov) + 8).to_bytes(4, "big")
+            + b"cmov"
+            + cmov
+        )
+    elif form == "wide":
+        # A box whose length has 64 bits
+        start = data.index(b"moov") - 4
+        length = len(data) - start + 8
+        data[start : start + 8] = (1).to_bytes(4, "big") + b"moov" + length.to_bytes(8, "big")
+    elif form == "two tracks":
+        start = data.index(b"trak") - 4
+        trak = data[start : start + int.from_bytes(data[start : start + 4], "big")]
+        at = data.index(b"moov") - 4
+        size = int.from_bytes(data[at : at + 4], "big") + len(trak)
+        data[at : at + 4] = size.to_bytes(4, "big")
+        data[start:start] = trak
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("form", ["plain", "wide", "compressed", "two tracks", "fragments"])
+def test_an_mp4_that_declares_more_samples_than_it_can_hold_takes_no_memory(
+    form: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("resource")
+    path = tmp_path / "x.mp4"
+    declare_samples(path, form)
+    printed, grown_mib = read_apart(path)
+    assert "declares" in printed
+    assert grown_mib < 50
+    # Nothing looks ahead in a pipe; FFmpeg's own blocks are bounded.
+    printed, grown_mib = read_apart(path, piped=True)
+    assert not printed.isdecimal()
+    assert grown_mib < 700
+
+
+def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path: Path) -> None:
     first = write(Clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
     later = write(
         Clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts"
@@ -117,10 +187,12 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
         "protokv.video.av_source.convert_frame_to_rgb",
     ],
 )
-def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
+def test_an_error_while_opening_or_converting_is_a_source_error(
+    broken: str, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_clip("constant rate")
 
-    def fail(*_, **__):
+    def fail(*_: object, **__: object) -> None:
         raise IndexError("out of range")
 
     monkeypatch.setattr(broken, fail)

@@ -35,7 +35,9 @@ def read_both(path: Path) -> Iterator[tuple[list[float], list[int], Source]]:
 @pytest.mark.parametrize(
     ("codec", "rate"), [("libx264", 8), ("libx264", 50), ("libx265", 25), ("mjpeg", 25)]
 )
-def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp_path):
+def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(
+    codec: str, rate: int, tmp_path: Path
+) -> None:
     form = {"libx264": "h264", "libx265": "hevc"}.get(codec, codec)
     options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
     pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
@@ -55,8 +57,8 @@ def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp
     [("ts", 2, 0.0), ("ts", 3, 0.0), ("ts", 3, 2.44), ("mkv", 2, 0.0)],
 )
 def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(
-    suffix, parts, audio_s, tmp_path
-):
+    suffix: str, parts: int, audio_s: float, tmp_path: Path
+) -> None:
     path = write(Clip(STEADY, suffix=suffix, audio_s=audio_s), tmp_path / f"a.{suffix}")
     joined = tmp_path / f"b.{suffix}"
     joined.write_bytes(path.read_bytes() * parts)
@@ -76,6 +78,43 @@ def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(
     assert found == list(zip(times, numbers, strict=True))[61 + 30 :]
 
 
+def join_later(tmp_path: Path, **later: Any) -> Path:
+    """Write a recording of 61 frames, and behind it one of other numbers whose times go on."""
+    ticks = [2440 + t for t in STEADY]
+    later = {"options": {"bf": "0"}} | later
+    parts = [Clip(STEADY, suffix="ts", options={"bf": "0"}), Clip(ticks, suffix="ts", **later)]
+    joined = tmp_path / "x.ts"
+    data = [write(clip, tmp_path / f"{n}.ts").read_bytes() for n, clip in enumerate(parts)]
+    joined.write_bytes(b"".join(data))
+    return joined
+
+
+X265 = {"x265-params": "log-level=none"}
+OTHER_PIDS: dict[str, dict[str, Any]] = {
+    "pid": {"mux": {"mpegts_start_pid": "300"}},
+    "table": {"mux": {"mpegts_pmt_start_pid": "4242", "mpegts_start_pid": "300"}},
+    "pid with sound": {"mux": {"mpegts_start_pid": "300"}, "audio_s": 2.0},
+    "codec": {"codec": "libx265", "options": X265},
+    "codec and pid": {"codec": "libx265", "options": X265, "mux": {"mpegts_start_pid": "300"}},
+    "program": {"mux": {"mpegts_service_id": "7", "mpegts_start_pid": "300"}},
+}
+
+
+@pytest.mark.parametrize("change", OTHER_PIDS)
+def test_a_recording_that_changes_its_pid_or_codec_goes_on_or_says_what_is_left(
+    change: str, tmp_path: Path
+) -> None:
+    for times, _, source in read_both(join_later(tmp_path, **OTHER_PIDS[change])):
+        if change.startswith("pid"):
+            assert times[-1] - times[0] == pytest.approx(121 * 0.04, abs=0.2)
+            # FFmpeg keeps the last picture before the change to the end.
+            assert len(times) >= 120
+        elif "codec" in change:
+            assert source.damage.frames_lost > 20
+        else:
+            assert source.notes
+
+
 PAUSES = {
     "a pause of a quarter of an hour": [*STEADY, *(900_000 + t for t in STEADY)],
     "a pause of 90 minutes": [*STEADY, *(5_400_000 + t for t in STEADY)],
@@ -87,7 +126,7 @@ PAUSES = {
 
 @pytest.mark.parametrize("suffix", ["ts", "mkv", "mp4", "parts.mp4"])
 @pytest.mark.parametrize("name", PAUSES)
-def test_a_long_pause_stays_as_it_is(name, suffix, tmp_path):
+def test_a_long_pause_stays_as_it_is(name: str, suffix: str, tmp_path: Path) -> None:
     mux = {"movflags": "frag_keyframe+empty_moov"} if suffix == "parts.mp4" else {}
     clip = Clip(PAUSES[name], suffix=suffix, options={"bf": "0"}, mux=mux)
     for times, _, source in read_both(write(clip, tmp_path / f"x.{suffix}")):
@@ -96,7 +135,7 @@ def test_a_long_pause_stays_as_it_is(name, suffix, tmp_path):
         assert source.notes == ()
 
 
-def test_hidden_frames_of_vp9_are_not_awaited(tmp_path):
+def test_hidden_frames_of_vp9_are_not_awaited(tmp_path: Path) -> None:
     """Encoders on chips put them into packets of their own, with times of their own."""
     path = write(
         Clip(STEADY, suffix="webm", codec="libvpx-vp9", options={"cpu-used": "8"}),
@@ -126,7 +165,9 @@ def test_hidden_frames_of_vp9_are_not_awaited(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
-def test_pictures_that_begin_late_begin_late_and_words_keep_their_distance(suffix, tmp_path):
+def test_pictures_that_begin_late_begin_late_and_words_keep_their_distance(
+    suffix: str, tmp_path: Path
+) -> None:
     """As in players, stream time begins with the sound; a file of words beside the video counts
     from there.
     """
@@ -173,10 +214,23 @@ def test_a_track_has_equal_lines_in_every_container(
         lines = tuple(line.shift(-late_s) for line in lines)
         assert [line[:2] for line in lines] == [pytest.approx(one[:2]) for one in said[:2]]
         assert "two\nrows" in lines[-1].text
-        assert codec != "ass" or lines[0].text == "x < y"
+        assert codec != "ass" or lines[0].text == "x &lt; y"
         assert [line.start_s for line in part.lines(number).lines] == pytest.approx(
             [one[0] - 1 + late_s for one in said[:2]]
         )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"), [("mp4", "mov_text"), ("mkv", "srt"), ("a.mkv", "ass"), ("mkv", "webvtt")]
+)
+def test_what_stands_behind_a_byte_of_0_in_a_packet_is_not_said(
+    suffix: str, codec: str, tmp_path: Path
+) -> None:
+    path = write_subtitled(tmp_path / f"x.{suffix}", {"eng": [(0.5, 1.5, "first QDTG1")]}, codec)
+    path.write_bytes(path.read_bytes().replace(b" QDTG1", b"\0QDTG1"))
+    with open_source(path) as source:
+        (line,) = source.lines(source.texts[0].number).lines
+    assert line.text == "first"
 
 
 def test_webvtt_of_mkvtoolnix_is_read_and_a_track_that_gives_no_line_says_so(

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import SourceUnreadable
+from protokv.video import text_tracks
 from protokv.video.source import SubtitleLine
 from protokv.words import files
+from protokv.words.cues import make_cues
 from protokv.words.files import read_subtitles
 
 SPOKEN = "Schöne Grüße für die Gäste, ließ sie später hören."
@@ -131,6 +133,70 @@ def test_words_keep_their_times_and_a_line_without_an_end_stays_a_while(tmp_path
     ]
 
 
+HARM = [
+    "{\\",
+    "{\\p1",
+    "\\p1",
+    "{",
+    "<b ",
+    "<font a=",
+    "<a b",
+    "<v.a ",
+    "<c.",
+    "[a",
+    "(\n",
+    "a\n",
+    "- -\n",
+]
+
+
+@pytest.mark.parametrize("unit", HARM)
+@pytest.mark.parametrize("form", ["srt", "vtt", "ass"])
+def test_a_line_made_to_do_harm_takes_no_quadratic_time(
+    form: str, unit: str, tmp_path: Path
+) -> None:
+    """Sixteen times as much text takes far less than 256 times as long: it takes hours else."""
+    said = unit * (2_000_000 // len(unit))
+    begun = "0:00:01.0,0:00:02.0,0,"
+    if form == "ass":
+        line = begun + said.replace("\n", " ")
+        text = DIALOGUE.format("Start, End, Layer, Text", line, line, "")
+    else:
+        text = f"00:00:01.000 --> 00:00:02.000\n{said}\n"
+        text = f"WEBVTT\n\n{text}" if form == "vtt" else text
+    found = read(tmp_path, text, form)
+    assert all(len(line.text) <= text_tracks._MOST_OF_LINE for line in found)
+    list(make_cues(found))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "said"),
+    [
+        ("srt", "a<b and b>c", "a<b and b>c"),
+        ("srt", "<i>x</i> if x<i and i>y", "x if x<i and i>y"),
+        ("srt", "<v you> and <c red>", "<v you> and <c red>"),
+        ("srt", '<font color="red">a</font> <B>b</B> <br/>{\\an8}c', "a b c"),
+        ("srt", "&lt;b&gt; 1 < 2", "<b> 1 < 2"),
+        ("vtt", "<b>a</b> <c.red>b</c> <lang de>c</lang> 1 &lt; 2", "a b c 1 < 2"),
+        ("ass", "a<b and b>c <i>d</i>", "a<b and b>c <i>d</i>"),
+        ("ass", "{\\pos(1,2)}a{\\p1}m 0 0{\\p0}b{\\i1}c", "abc"),
+        ("srt", "first\0DTG1", "first"),
+        ("vtt", "first\0DTG1\nsecond", "first second"),
+        ("ass", "first\0DTG1", "first"),
+    ],
+)
+def test_tags_are_tags_only_where_a_format_has_them_and_nothing_stands_behind_a_zero(
+    form: str, text: str, said: str, tmp_path: Path
+) -> None:
+    if form == "ass":
+        line = f"0:00:01.0,0:00:02.0,0,{text}"
+        file = DIALOGUE.format("Start, End, Layer, Text", line, line, "")
+    else:
+        file = ("WEBVTT\n\n" if form == "vtt" else "1\n") + f"00:01.000 --> 00:02.000\n{text}\n"
+    found = read(tmp_path, file, form)
+    assert [cue.text for cue in make_cues(found[:1])] == [said]
+
+
 def test_rows_made_to_do_harm_take_no_quadratic_time(tmp_path: Path) -> None:
     for row in (
         "-" * 200_000,
@@ -182,7 +248,9 @@ def test_what_holds_no_line_is_one_error(data: bytes, tmp_path: Path) -> None:
         ("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000, 1, "only its first"),
     ],
 )
-def test_what_is_missing_or_beyond_a_bound_is_said(text, n, lost, tmp_path, monkeypatch):
+def test_what_is_missing_or_beyond_a_bound_is_said(
+    text: str, n: int, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "MOST_TRACK_LINES", 5)
     monkeypatch.setattr(files, "MOST_CHARACTERS", 10_000)
     (tmp_path / "x.vtt").write_text(text)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from protokv.core import arrays
 from protokv.core.build import build_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
+from protokv.device import arrays
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.memory import DurableMemory
