@@ -70,7 +70,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor
     the device.
     """
-    there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
+    there = sum(map(measure_device_memory, set(shape.layer_devices or (shape.device,))))
     wanted = measure_memory(config, shape, rotary, there / 16)
     if wanted > there:
         raise OutOfMemory(
@@ -130,7 +130,7 @@ def restore_memory(
     return memory
 
 
-def _device_bytes(device: torch.device) -> float:
+def measure_device_memory(device: torch.device) -> float:
     """Return the free memory of a machine, or all of another device; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)

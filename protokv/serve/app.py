@@ -105,11 +105,10 @@ def make_uvicorn_config(
     app: Starlette, host: str, port: int, limits: ServerLimits | None = None
 ) -> uvicorn.Config:
     """Return how uvicorn serves an application, within limits. It logs to `logging` alone."""
-    limits = limits or ServerLimits()
-    longest_s = limits.request_s
+    bounds = limits or ServerLimits()
 
     class Connection(BoundedConnection):
-        request_s = longest_s
+        request_s = bounds.request_s
 
     return uvicorn.Config(
         app,
@@ -118,9 +117,9 @@ def make_uvicorn_config(
         # h11 bounds what comes before a body.
         http=Connection,
         h11_max_incomplete_event_size=16 * 1024,
-        limit_concurrency=limits.connections,
+        limit_concurrency=bounds.connections,
         # As many are accepted at once, before one of them can be closed.
-        backlog=limits.connections,
+        backlog=bounds.connections,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=5,
         log_config=None,

@@ -9,7 +9,7 @@ oldest one without a request.
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -26,7 +26,7 @@ class BoundedConnection(H11Protocol):
         """
         super().connection_made(transport)
         self._timer = self.loop.call_later(self.request_s, transport.abort)
-        others = [cast("BoundedConnection", one) for one in self.connections if one is not self]
+        others: set[Any] = self.connections - {self}
         idle = [one for one in others if one.cycle is None or one.cycle.response_complete]
         if idle and len(self.connections) >= (self.limit_concurrency or 1):
             oldest = min(idle, key=lambda one: one._timer.when())

@@ -7,18 +7,19 @@ does a link. Knows no web.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-import torch
-
 from protokv.core.backbone import Backbone, BackboneIdentity
-from protokv.core.build import choose_rotary, make_memory_shape, measure_memory
+from protokv.core.build import (
+    choose_rotary,
+    make_memory_shape,
+    measure_device_memory,
+    measure_memory,
+)
 from protokv.errors import StateError, StateNotFound
-from protokv.machine import measure_free_memory
 from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.folder import find_states
 from protokv.state.moments import find_stream_moment
@@ -45,12 +46,14 @@ class StateFolder:
         """Read nothing yet; `backbone` made the states.
 
         Sessions stay in memory: at most `most` of them, and `most_bytes` of all together, of which
-        one may take half; None: half of what is free now.
+        one may take half; None: half of what the device has for it.
         """
         self.folder = Path(folder)
         self.backbone = backbone
         self._most = most
-        self._most_bytes = _measure_free(backbone.device) / 2 if most_bytes is None else most_bytes
+        self._most_bytes = (
+            measure_device_memory(backbone.device) / 2 if most_bytes is None else most_bytes
+        )
         self._root = self.folder.resolve()
         self.fed = dict[Path, Session]()  # sessions that clients feed answer for themselves
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
@@ -173,13 +176,6 @@ class StateFolder:
             > self._most_bytes
         ):
             self._sessions.popitem(last=False)
-
-
-def _measure_free(device: torch.device) -> float:
-    """Return the free bytes of a device; infinite if it does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return measure_free_memory() or math.inf
 
 
 def name_model(identity: BackboneIdentity) -> str:

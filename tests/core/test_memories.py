@@ -73,7 +73,10 @@ class TestMemories(MemoryTests):
                 bad.append((name, good | {name: good[name] + len(LENGTHS)}))
         for name, tensor in good.items():
             if tensor.is_floating_point() and tensor.numel():
-                for number in (float("nan"), float("inf"), -1e30):
+                for number in (
+                    float("nan"),
+                    *([] if name == "rule.cost" else [float("inf"), -1e30]),
+                ):
                     one = tensor.clone()
                     one.view(-1)[-1] = number
                     bad.append((name, good | {name: one}))

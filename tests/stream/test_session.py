@@ -302,7 +302,7 @@ def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) ->
 def test_a_memory_too_large_is_refused_before_it_is_allocated(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protokv.core.build._device_bytes", lambda _: 10 * 2**20)
+    monkeypatch.setattr("protokv.core.build.measure_device_memory", lambda _: 10 * 2**20)
     with pytest.raises(
         OutOfMemory,
         match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0",
@@ -322,7 +322,9 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(
         memory = config.memory(config, shape, tiny.rotary)
         for less in (0, 1):
             there = memory.bytes_held + (memory.most_bytes or 0) - less
-            monkeypatch.setattr("protokv.core.build._device_bytes", lambda _, there=there: there)
+            monkeypatch.setattr(
+                "protokv.core.build.measure_device_memory", lambda _, there=there: there
+            )
             with pytest.raises(OutOfMemory) if less else nullcontext():
                 build_memory(config, shape, tiny.rotary)
 
