@@ -248,3 +248,9 @@ def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(
     file.write_bytes(bad[4])
     refused = protokv("query", "absent.safetensors", "--questions", file)
     assert (refused.code, refused.err.startswith("Error: line 1 of")) == (ExitCode.USAGE, True)
+
+
+def test_the_name_of_a_question_stays_in_its_row(protokv: Program, clip: str) -> None:
+    lines = '{"question": "what ?", "id": "q7"}\n{"question": "who ?", "id": 3}\nwhere ?\n'
+    rows = protokv("query", clip, "-", "--json", stdin=lines).rows()
+    assert [row.get("id") for row in rows] == ["q7", 3, None]
