@@ -99,18 +99,18 @@ def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
     what is none is refused line by line.
     """
     if place != "-":
-        file = Path(place).open("rb")
-        return TextIOWrapper(file, **_choose_encoding(file))
+        file = Path(place).open("rb")  # noqa: SIM115
+        return TextIOWrapper(file, _choose_encoding(file), "surrogateescape")
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(**_choose_encoding(sys.stdin.buffer))
+        encoding = _choose_encoding(sys.stdin.buffer)
+        sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape")
     return nullcontext(sys.stdin)
 
 
-def _choose_encoding(file: Any) -> dict[str, str]:
+def _choose_encoding(file: Any) -> str:
     begins = file.peek(2)[:2] if hasattr(file, "peek") else b""
     marked = begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    encoding = "utf-16" if marked else "utf-8-sig"
-    return {"encoding": encoding, "errors": "surrogateescape"}
+    return "utf-16" if marked else "utf-8-sig"
 
 
 def _parse_lines(place: str, name: str, refusals: QuestionErrors) -> Iterator[UserQuestion]:

@@ -80,7 +80,7 @@ def parse_session_request(body: bytes) -> _SessionRequest:
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
-    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file, turned as its EXIF says.
+    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file, turned by its EXIF.
     ConfigError; HTTPException, 413.
     """
     try:

@@ -273,7 +273,7 @@ def _read_orientation(frame: Any) -> tuple[int, bool, int]:
     encoder.time_base = Fraction(1, 25)
     data = b"".join(map(bytes, [*encoder.encode(small), *encoder.encode(None)]))
     with Image.open(io.BytesIO(data)) as png:
-        tag = png.getexif().get(ExifTags.Base.Orientation)
+        tag = int(png.getexif().get(ExifTags.Base.Orientation, 1))
     degrees = -frame.rotation % 360
     # FFmpeg before version 8 does not write the tag.
     turned = _ORIENTATIONS.get(tag, (-90 * round(degrees / 90) % 360, False))
@@ -286,7 +286,8 @@ def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, i
     """
     if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
         return width, height
-    if (width * height * max(pixel, 1 / pixel) > MAX_FRAME_PIXELS) == (pixel > 1):
+    too_large = width * height * max(pixel, 1 / pixel) > MAX_FRAME_PIXELS
+    if too_large == (pixel > 1):
         return width, round(height / pixel)
     return round(width * pixel), height
 
@@ -372,5 +373,7 @@ def _own_length_s(stream: Any) -> float:
     if stream.duration:
         return float(stream.duration * stream.time_base)
     tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
-    match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
-    return float(match[1]) * 3600 + float(match[2]) * 60 + float(match[3]) if match else 0.0
+    if not re.fullmatch(r"\d+:\d\d:\d\d(\.\d+)?", tag):
+        return 0.0
+    hours, minutes, seconds = map(float, tag.split(":"))
+    return hours * 3600 + minutes * 60 + seconds
