@@ -10,17 +10,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from protokv import errors
+from protokv.version import __version__
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
     from protokv.core.decoding import Decoding
-    from protokv.core.session import Answer, Session
     from protokv.ingestion import Every, ingest, ingest_events
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-    from protokv.state.cache import Cache, watching
-    from protokv.state.checkpoint import save
-    from protokv.state.reader import load
+    from protokv.stream.asking import Answer
+    from protokv.stream.cache import Cache, watching
+    from protokv.stream.opening import load, save
+    from protokv.stream.session import Session
     from protokv.video import open_source, read_steps
 
 
@@ -34,6 +35,7 @@ __all__ = [
     "PaperConfig",
     "Session",
     "__version__",
+    "errors",
     "ingest",
     "ingest_events",
     "load",
@@ -45,22 +47,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "protokv.core.session",
-    "Cache": "protokv.state.cache",
+    "Answer": "protokv.stream.asking",
+    "Cache": "protokv.stream.cache",
     "Decoding": "protokv.core.decoding",
     "DurableConfig": "protokv.memories",
     "Every": "protokv.ingestion",
     "MemoryConfig": "protokv.memories",
     "PaperConfig": "protokv.memories",
-    "Session": "protokv.core.session",
+    "Session": "protokv.stream.session",
     "ingest": "protokv.ingestion",
     "ingest_events": "protokv.ingestion",
-    "load": "protokv.state.reader",
+    "load": "protokv.stream.opening",
     "load_backbone": "protokv.backbones",
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
-    "save": "protokv.state.checkpoint",
-    "watching": "protokv.state.cache",
+    "save": "protokv.stream.opening",
+    "watching": "protokv.stream.cache",
 }
 
 

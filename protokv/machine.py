@@ -1,18 +1,23 @@
-"""The main memory of this machine or of the container, and the errors of too little of it."""
+"""The main memory of this machine or of the container, the errors of too little of it, and the
+beginning of a process of a pool.
+"""
 
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
 # The limit of a container and what it uses (control groups, version 2).
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 _USED = Path("/sys/fs/cgroup/memory.current")
 _MEMINFO = Path("/proc/meminfo")
 
-# What allocators, the loader of libraries and threads say.
+# Messages of allocators, the loader of libraries and threads.
 _NO_ROOM = re.compile(
     "can't allocate|not enough memory|cannot allocate memory|out of memory|failed to map segment"
     "|can't start new thread|unable to mmap",
@@ -40,7 +45,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     told: BaseException | None = error
     while told is not None:
-        # By its name, because torch may not be imported yet.
+        # Found by its name, because torch may not be imported yet.
         if isinstance(told, MemoryError) or type(told).__name__ == "OutOfMemoryError":
             return True
         if getattr(told, "errno", None) == errno.ENOMEM or _NO_ROOM.search(str(told)):
@@ -65,3 +70,24 @@ def measure_free_memory() -> int | None:
     except (OSError, ValueError):
         return free
     return left if free is None else min(free, left)
+
+
+inherited: list[Any] = []
+"""What a process of a pool got at its start: shared memory can be given at no other time."""
+
+
+def begin_pool_process(*shared: Any) -> None:
+    """Begin a process of a pool: let it end with the one that started it, and keep what is shared.
+
+    This room imports nothing heavy, so that the process ends also while it imports the others.
+    """
+    inherited[:] = shared
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            # A state has its last commit.
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -27,8 +27,10 @@ from protokv_cli.parsing import parse_list
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
-    from protokv.core.parts import Evidence
-    from protokv.core.session import Answer, Session
+    from protokv.state.sources import VideoPlace
+    from protokv.stream.asking import Answer
+    from protokv.stream.evidence import Evidence
+    from protokv.stream.session import Session
     from protokv.timings import Timings
     from protokv_cli.frames import StateVideos
 
@@ -220,6 +222,8 @@ class Answerer:
     shows: bool = False
     alone: bool = False  # then do not repeat the question before it
     at_prompt: bool = False  # questions are typed, and are one conversation
+    notice: str = ""  # what to say of every answer of the state
+    places: Sequence[VideoPlace] = ()  # of the videos of the state in its stream
     _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(
@@ -280,12 +284,18 @@ class Answerer:
                 )
         if answer.evidence is not None:
             spans = [
-                asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans
+                asdict(span)
+                | {"share": round(span.share, 4)}
+                | describe_video_span(self.places, span.start_s, span.end_s)
+                for span in answer.evidence.spans
             ]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
-                self.out.text(format_evidence_line(answer.evidence))
+                self.out.text(format_evidence_line(answer.evidence, self.places))
+        if self.notice:
+            row["notice"] = self.notice
+            self.out.note(f"Note: {self.notice}", once=not self.shows)
         if expected is not None:
             from protokv.replay.questions import is_expected_answer
 
@@ -328,14 +338,38 @@ class Answerer:
         return answer
 
 
-def format_evidence_line(evidence: Evidence) -> str:
-    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said
-    then, in lines.
+def describe_video_span(
+    places: Sequence[VideoPlace], start_s: float, end_s: float
+) -> dict[str, Any]:
+    """Return the video of a span of stream time and its times there, for JSON; nothing where these
+    are the same.
     """
-    at = [
-        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)"
-        for one in evidence.spans
-    ]
+    from protokv.state.sources import find_video_place
+
+    place = find_video_place(places, start_s)
+    if place is None:
+        return {}
+    times = {"start": place.video_time(start_s), "end": place.video_time(end_s)}
+    return {"video": place.name} | {f"video_{name}_s": time_s for name, time_s in times.items()}
+
+
+def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) -> str:
+    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said
+    then, in lines; with the times of the videos where these differ from those of the stream.
+    """
+
+    def name_video(start_s: float, end_s: float) -> str:
+        found = describe_video_span(places, start_s, end_s)
+        times = " to ".join(
+            format_time(found[f"video_{one}_s"]) for one in ("start", "end") if found
+        )
+        return f"{times} of {found['video']}" if found else ""
+
+    at = []
+    for one in evidence.spans:
+        more = [f"{100 * one.share:.0f} %", name_video(one.start_s, one.end_s)]
+        span = f"{format_time(one.start_s)} to {format_time(one.end_s)}"
+        at.append(f"{span} ({', '.join(filter(None, more))})")
     stood = f"stood on {', '.join(at)}"
     if evidence.faint or not at:
         stood = "no span stands out" + (

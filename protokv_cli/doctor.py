@@ -15,8 +15,8 @@ from typing import Any
 
 import typer
 
-from protokv import __version__
 from protokv.machine import measure_free_memory, measure_machine_memory
+from protokv.version import __version__
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import OutputFlags
 from protokv_cli.output import tabulate_fields

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, escape_text
 
 if TYPE_CHECKING:
-    from protokv.core.session import Answer, Session
     from protokv.state.reader import StateReader
+    from protokv.state.sources import VideoPlace
+    from protokv.stream.asking import Answer
+    from protokv.stream.session import Session
 
-# Where each source begins, in seconds of the stream and of its file, and the file.
-StateVideos = Sequence[tuple[float, float, Path]]
+# Where each video stands in the stream, and its file.
+StateVideos = Sequence[tuple["VideoPlace", Path]]
 _MOST_FRAMES = 8  # of one span: its first ones
 
 
@@ -24,16 +26,13 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
     counts if it has the fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch:
     it has changed.
     """
-    from protokv.state.sources import list_state_sources
+    from protokv.state.sources import list_video_places
     from protokv.video.registry import fingerprint_video_file
 
     places = [video] if video else [Path(), Path(str(reader.path)).parent]
     found = []
-    for one in list_state_sources(reader.header):
-        # The fingerprint of a part is that of the file, then @, where it begins, + and how long it
-        # is.
-        digest, _, part = str(one.get("fingerprint")).partition("@")
-        name = PurePath(str(one.get("name")).rpartition(" from ")[0 if part else 2]).name
+    for one in list_video_places(reader.header):
+        name = one.name
         path = next(
             (file for place in places for file in (place, place / name) if file.is_file()), None
         )
@@ -43,19 +42,22 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
                 f"{' or '.join(map(str, places))}"
             )
             raise SourceNotFound(why, hint="name the file, or the folder it is in, with --video")
-        if fingerprint_video_file(path) != digest:
+        if fingerprint_video_file(path) != one.digest:
             why = f"{path} is not the video that this state watched, or has changed since"
             raise StateMismatch(why, hint="name the one that it watched with --video")
-        found.append((float(one.get("start_s") or 0.0), float(part.partition("+")[0] or 0.0), path))
+        found.append((one, path))
     return found
 
 
 def write_evidence_frames(
     videos: StateVideos, answer: Answer, session: Session, folder: Path
 ) -> list[str]:
-    """Write a frame of each step of an answer's spans; return their paths, by time."""
+    """Write a frame of each step of an answer's spans; return their paths, by time: of the stream,
+    and of the video where that differs.
+    """
     from PIL import Image
 
+    from protokv.state.sources import find_video_place
     from protokv.video import open_source
 
     step_s = session.clock.step_seconds
@@ -67,16 +69,23 @@ def write_evidence_frames(
         for i in range(round(one.start_s / step_s), round(one.end_s / step_s))[:_MOST_FRAMES]
     }
     folder.mkdir(parents=True, exist_ok=True)
+    known = [place for place, _ in videos]
     for time_s in (i * step_s for i in sorted(steps)):
-        start_s, in_file_s, file = [one for one in videos if one[0] <= time_s][-1]
+        place, file = [one for one in videos if one[0].start_s <= time_s][-1]
+        in_file_s = place.video_time(time_s)
         with open_source(str(file)) as source:
-            frame = next(iter(source.frames(time_s - start_s + in_file_s)), None)
+            frame = next(iter(source.frames(in_file_s)), None)
         if frame is None:
-            raise SourceUnreadable(f"{file} has no frame at {time_s - start_s + in_file_s:g} s")
-        minutes, rest = divmod(round(time_s * 1000), 60_000)
+            raise SourceUnreadable(f"{file} has no frame at {in_file_s:g} s")
         # Names sort by time.
-        paths.append(
-            str(folder / f"{minutes // 60:02d}-{minutes % 60:02d}-{rest / 1000:06.3f}.png")
-        )
+        name = _format_stamp(time_s)
+        if find_video_place(known, time_s) is not None:
+            name += f"_{Path(place.name).stem}_{_format_stamp(in_file_s)}"
+        paths.append(str(folder / f"{name}.png"))
         Image.fromarray(frame.image).save(paths[-1])
     return paths
+
+
+def _format_stamp(time_s: float) -> str:
+    minutes, rest = divmod(round(time_s * 1000), 60_000)
+    return f"{minutes // 60:02d}-{minutes % 60:02d}-{rest / 1000:06.3f}"

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from threading import Thread
+from typing import IO
 
 from protokv.errors import ConfigError
 from protokv_cli.output import Row, format_json
 
 _MOST_WAITING = 64  # answers that wait for the command; of more, the oldest is left out
+_MOST_OUTPUT = 64 << 10  # bytes of one call that are shown; the rest is read and dropped
+_DRAIN_S = 1.0  # for the last output of a program that has ended
 
 
 class SubprocessHook(AbstractContextManager["SubprocessHook"]):
     """Runs a command, without a shell, for one answer after the other, which is a JSON line on its
     stdin.
 
-    It writes to stderr, and is killed after its limit. At the end it is waited for, twice that at
-    most.
+    It has a process group of its own, so Ctrl-C does not end it, and its limit ends the group. It
+    is waited for alone, not for children that it leaves. What it writes goes to stderr. At the end
+    the answers that wait have one limit more, and then the one that runs.
     """
 
     def __init__(self, command: str, say: Callable[[str], None], limit_s: float = 30.0) -> None:
@@ -46,23 +54,57 @@ class SubprocessHook(AbstractContextManager["SubprocessHook"]):
         self._work.append(self._pool.submit(self._run, format_json(row) + "\n"))
 
     def __exit__(self, *_: object) -> None:
-        if left := wait(self._work, 2 * self._limit_s).not_done:
+        left = [one for one in wait(self._work, self._limit_s).not_done if one.cancel()]
+        if left:
             self._say(
                 f"Warning: --exec: {self._command[0]} is too slow; {len(left)} answers are left "
                 "out at the end"
             )
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown()
 
     def _run(self, line: str) -> None:
         try:
-            # stdout is for our own lines.
-            subprocess.run(
-                self._command,
-                input=line,
-                stdout=2,
-                timeout=self._limit_s,
-                encoding="utf-8",
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
+            with tempfile.TemporaryFile() as given:
+                given.write(line.encode())
+                given.seek(0)
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
             self._say(f"Warning: --exec: {error}")
+            return
+        # A child that the program leaves may hold its output open for ever.
+        reader = Thread(target=self._show, args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            why = f"exit status {code}" if (code := process.wait(self._limit_s)) else ""
+        except subprocess.TimeoutExpired:
+            why = f"timed out after {self._limit_s:g} s, and is ended with its children"
+            with suppress(ProcessLookupError):
+                if os.name == "posix":
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+            process.wait()
+        reader.join(_DRAIN_S)
+        if why:
+            self._say(f"Warning: --exec: {self._command[0]}: {why}")
+
+    def _show(self, output: IO[bytes]) -> None:
+        """Copy what a call writes to stderr, up to a bound; stdout is for our own lines."""
+        room = _MOST_OUTPUT
+        while data := os.read(output.fileno(), 1 << 20):
+            # The terminal may be gone.
+            with suppress(OSError):
+                os.write(2, data[:room])
+            if len(data) > room:
+                self._say(
+                    f"Warning: --exec: {self._command[0]} writes much; {_MOST_OUTPUT:,} bytes of "
+                    "each call are shown"
+                )
+            room = max(0, room - len(data))
+        output.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protokv.errors import ConfigError, SourceUnreadable
+from protokv.state.moments import parse_duration
 from protokv.timings import Timings, time_stage
 from protokv_cli.hooks import SubprocessHook
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
@@ -29,7 +30,7 @@ from protokv_cli.options import (
     read_variable_lines,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_pair, parse_steps
+from protokv_cli.parsing import parse_every, parse_list, parse_pair, parse_steps
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -169,12 +170,15 @@ def ingest(
     missing or changed. Failures are listed at the end and in failures.jsonl, and the exit code is
     3.
 
-    ```sh protokv ingest video.mp4 protokv ingest talk.mkv -o talk.safetensors --budget 6k --model
-    Qwen/Qwen2.5-VL-7B-Instruct protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00
-    --duration 10m --every 30s --keep 20 protokv ingest part2.mp4 -o part1.safetensors --append
-    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --ask-every 5s --choices yes,no
-    --on-change ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors protokv ingest
-    --from list.txt -o states/ --dry-run ```
+    ```sh
+    protokv ingest video.mp4
+    protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
+    protokv ingest lecture.mp4 -o part.safetensors --start 45:00 --duration 10m --every 30s --keep 9
+    protokv ingest part2.mp4 -o part1.safetensors --append
+    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --choices yes,no --on-change
+    ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
+    protokv ingest --from list.txt -o states/ --dry-run
+    ```
     """
     out = output.open(outlives_stdout=True)
     with out.errors():
@@ -259,8 +263,9 @@ def _ingest_one(
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is
     not whole.
     """
-    from protokv.fleet.plan import is_fleet_folder, locate_fleet_state, make_video_key
+    from protokv.fleet.plan import locate_fleet_state, make_video_key
     from protokv.ingestion import IngestSummary, ingest_events
+    from protokv.state.folder import names_many_states
     from protokv.video.address import name_source
     from protokv_cli.ingest_report import EventPrinter
 
@@ -269,7 +274,7 @@ def _ingest_one(
     # The name of the source decides where no state is named.
     target = (
         state
-        if state is None or not is_fleet_folder(state)
+        if state is None or not names_many_states(state)
         else locate_fleet_state(state, make_video_key(source))
     )
     with (

@@ -120,7 +120,7 @@ def _open_pool(fleet: FleetFlags, recipe: JobRecipe) -> Any:
         from protokv.fleet.cluster import RayWorkerPool
     except ImportError as error:
         raise ConfigError(
-            f"--ray: {error.name} is not installed", hint="pip install 'protokv[ray]'"
+            f"--ray: {error.name} is not installed", hint="pip install ray"
         ) from error
     return RayWorkerPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
 

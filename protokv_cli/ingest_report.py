@@ -16,9 +16,9 @@ from pathlib import Path
 
 import typer
 
-from protokv.core.parts import Evidence
 from protokv.ingestion import IngestEvent, IngestOptions, events
 from protokv.ingestion.estimate import IngestEstimate
+from protokv.stream.evidence import Evidence
 from protokv.texts import format_count
 from protokv.timings import Timings
 from protokv_cli.asking import format_evidence_line
@@ -74,8 +74,11 @@ class EventPrinter(ProgressBar):
         row = {"type": name_event(event), **asdict(event)}
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings)
-        if isinstance(event, events.QuestionAnswered) and self.hook:
-            self.hook(row)
+        if isinstance(event, events.QuestionAnswered):
+            if event.notice:
+                out.note(f"Note: {event.notice}")
+            if self.hook:
+                self.hook(row)
         if out.as_json:
             out.json(row)
         elif isinstance(event, events.QuestionAnswered):
@@ -112,7 +115,7 @@ class EventPrinter(ProgressBar):
         begun = self._begun
         if begun and begun.how == "started" and begun.most_bytes is not None and event.duration_s:
             tokens = event.tokens_seen * event.duration_s / event.stream_time_s
-            self._out.note(_describe_share(tokens, self._chosen.config.budget))
+            self._out.note(_describe_share(tokens, event, self._chosen.config.budget))
 
     def end(self, summary: events.IngestSummary, stopped: ExitCode | None) -> None:
         """Say what to do next, and end with the exit code of the signal that `stopped` it, or of
@@ -226,19 +229,31 @@ def name_event(event: IngestEvent) -> str:
     ).lower()
 
 
-def _describe_share(tokens: float, budget: int) -> str:
-    """Return which part of the tokens of a whole video a budget keeps, and whether that was
-    measured.
+def _describe_share(
+    tokens: float, memory: events.IngestProgress | IngestEstimate, budget: int
+) -> str:
+    """Return which part of the tokens of a whole video a budget keeps, in which form, and whether
+    that was measured.
     """
-    part = max(1, round(tokens / budget))
-    beyond = f", beyond what was measured (1/{_MEASURED}): a greater --budget keeps more" * (
-        part > _MEASURED
+    kept = memory.near_tokens + memory.prototypes if memory.prototypes else budget
+    if tokens <= kept:
+        return "the budget keeps all of the video"
+    times = tokens / kept
+    part = round(times) if times > 9.5 else max(1.1, round(times, 1))
+    share = f"the budget keeps 1/{part:g} of the video"
+    if memory.prototypes:
+        words = f", {budget - kept:,} are for words" if budget > kept else ""
+        share += (
+            f" ({memory.near_tokens:,} tokens exactly, {memory.prototypes:,} prototypes of older "
+            f"ones{words})"
+        )
+    return share + (times > _MEASURED) * (
+        f", beyond what was measured (1/{_MEASURED}): a greater --budget keeps more"
     )
-    return f"the budget keeps {'all' if part == 1 else f'1/{part}'} of the video{beyond}"
 
 
 def show_estimate(out: Output, found: IngestEstimate, budget: int) -> None:
     """Show what a run would take, as a table or one JSON object."""
     out.record({"type": "estimate", **asdict(found)}, title="nothing was written; it would be")
     if found.tokens and found.most_bytes is not None:
-        out.note(_describe_share(found.tokens, budget))
+        out.note(_describe_share(found.tokens, found, budget))

@@ -5,12 +5,14 @@ Needs no model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protokv.errors import ConfigError
 from protokv.texts import format_count, shorten_text
+from protokv_cli.asking import describe_video_span
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, option
 from protokv_cli.output import (
@@ -86,14 +88,13 @@ def inspect(
     """
     out = output.open()
     with out.errors():
-        from protokv.fleet.plan import is_fleet_folder
-        from protokv.fleet.states import describe_fleet_states
+        from protokv.state.folder import describe_states, names_many_states
 
-        many = is_fleet_folder(state)
+        many = names_many_states(state)
         flags.refuse_contradictions(state, other, many)
         if many:
             out.show(
-                describe_fleet_states(state),
+                describe_states(state),
                 lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"),
             )
         elif flags.words:
@@ -121,20 +122,21 @@ def _read_document(
         return {"states": [state, other], **found}
     if flags.target is not None:
         return convert_state(state, flags.target, overwrite=flags.force, digests=flags.verify)
-    at_s = None if flags.at is None else open_commit_at(state, flags.at, flags.verify).at_s
-    document = describe_state(state, at_s=at_s, digests=flags.verify)
-    show_commit_note(out, document["stream"]["duration_s"], at_s)
+    reader = open_commit_at(out, state, flags.at, flags.verify)
+    document = describe_state(state, at_s=reader.at_s, digests=flags.verify)
+    show_commit_note(out, reader, document["stream"]["duration_s"])
     return document
 
 
 def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     """Show what was said and when, a line for each step with words."""
+    from protokv.state.sources import list_video_places
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
-    reader = open_commit_at(state, flags.at, flags.verify)
+    reader = open_commit_at(out, state, flags.at, flags.verify)
     lines = [one.spoken() for one in reader.transcript.lines]
     record = read_recorded_subtitles(reader.state.source)
-    show_commit_note(out, reader.state.clock.stream_time_s, reader.at_s)
+    show_commit_note(out, reader, reader.state.clock.stream_time_s)
     if lost := record.get("lost"):
         out.note(f"Warning: not all words are known: {lost}")
     if reader.transcript.is_full:
@@ -147,8 +149,14 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
             if record
             else "no words: the video had none"
         )
-    rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
-    out.show(rows, lambda rows: [tabulate_rows(("start_s", "text"), rows)])
+    places = list_video_places(reader.header)
+    rows = [
+        {"start_s": one.start_s, "end_s": one.end_s, "text": one.text}
+        | describe_video_span(places, one.start_s, one.end_s)
+        for one in lines
+    ]
+    more = ("video", "video_start_s") if rows and "video" in rows[0] else ()
+    out.show(rows, lambda rows: [tabulate_rows(("start_s", *more, "text"), rows)])
 
 
 def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
@@ -202,7 +210,7 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
             "end"
         ),
         "whole": _describe_damage(d),
-        "written": (d["written"] or "").replace("T", " ")[:19],
+        "written": _format_date(d["written"]),
         "kept": _describe_kept(d),
         "size": (
             f"{format_bytes(d['bytes']['file'])} on disk, {format_bytes(d['bytes']['total'])} in "
@@ -223,15 +231,20 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
         yield tabulate_rows(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
-        gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-_ROWS_SHOWN:]]
-        yield tabulate_fields(
-            {**live, "gaps": [], "lost_s": None, "lost_in_all_s": live["lost_s"]}, title="live"
-        )
+        gaps = [{**one, "gap": _format_date(one["from"])} for one in live["gaps"][-_ROWS_SHOWN:]]
+        dates = {name: _format_date(live[name]) for name in ("began", "committed")}
+        lost = {"gaps": [], "lost_s": None, "lost_in_all_s": live["lost_s"]}
+        yield tabulate_fields(live | dates | lost, title="live")
         if gaps:
             yield tabulate_rows(["gap", "from_s", "to_s", "why"], gaps)
     if answers := stream["answers"][-_ROWS_SHOWN:]:
         columns = ["stream_time_s", "question", "answer", "probability", "mean_logprob"]
         yield tabulate_rows(columns, answers, title="answers")
+
+
+def _format_date(date: str | None) -> str:
+    """Return a date of a document in local time, as `written` and a clock on the wall say it."""
+    return f"{datetime.fromisoformat(date).astimezone():%Y-%m-%d %H:%M:%S}" if date else ""
 
 
 def _describe_damage(d: Row) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from protokv import __version__
+from protokv.version import __version__
 from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
@@ -87,8 +87,7 @@ def _run_without_command(
     ```
 
     Every option has a variable, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens. An option wins over
-    its variable.
-    """
+    its variable."""
 
 
 def run() -> None:

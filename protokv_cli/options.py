@@ -19,8 +19,8 @@ from typing import Annotated, Any, ClassVar, dataclass_transform, get_type_hints
 
 import typer
 
-from protokv.core.settings import check_sampled_fps
-from protokv.errors import ConfigError
+from protokv.core.settings import MEMORY_VARIABLE, check_sampled_fps
+from protokv.errors import ConfigError, did_you_mean
 from protokv.memories import DEFAULT_MEMORY, MEMORIES, MemoryConfig
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_setting
@@ -29,6 +29,18 @@ TOP_PANEL = "Most used"  # the first panel of the help
 SUBTITLES_HELP = (
     "Words to read: FILE, a language such as en, off, or auto: a file beside the video or a track."
 )
+
+
+# Every variable that is read: of options, and these.
+VARIABLES = {"PROTOKV_SOURCE", MEMORY_VARIABLE}
+
+
+def note_unknown_variables(out: Output) -> None:
+    """Warn of variables that look like ours and are read by nothing."""
+    for name in sorted(os.environ):
+        if name.startswith("PROTOKV_") and name not in VARIABLES:
+            likely = did_you_mean(name, VARIABLES)
+            out.note(f"Warning: no option has the variable {name}. {likely}".rstrip())
 
 
 def option(
@@ -52,6 +64,8 @@ def option(
         default = False
     names = [word for word in words if word.startswith("-")]
     long = next(name for name in names if name.startswith("--")).partition("/")[0]
+    variable = "PROTOKV_" + long.removeprefix("--").replace("-", "_").upper()
+    VARIABLES.add(variable)
 
     info = typer.Option(
         *names,
@@ -59,7 +73,7 @@ def option(
         metavar="".join(words[len(names) :]) or " ",
         help=text,
         rich_help_panel=panel,
-        envvar="PROTOKV_" + long.removeprefix("--").replace("-", "_").upper(),
+        envvar=variable,
         show_envvar=False,
         show_default=default not in (None, False, True),
         **more,
@@ -174,9 +188,11 @@ class OutputFlags(DebugFlags):
     def open(self, *, outlives_stdout: bool = False) -> Output:
         """Return the streams of the command."""
         as_json = self.as_json or {OutputFormat.JSON: True, OutputFormat.TABLE: False}.get(self.fmt)
-        return Output(
+        out = Output(
             as_json=as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout
         )
+        note_unknown_variables(out)
+        return out
 
 
 class TimedOutputFlags(OutputFlags):
@@ -205,6 +221,15 @@ class ModelFlags(Flags, panel="Model"):
     def placement(self) -> dict[str, Any]:
         """Keywords of `load_backbone` that a model of a state takes, too."""
         return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """Keywords of `StateReader.session`. A state knows its model: the variable names the one
+        for states whose own model is not here, an option the one for all.
+        """
+        is_variable = self.model == os.environ.get("PROTOKV_MODEL")
+        name = {"default" if is_variable else "backbone": self.model}
+        return name | self.placement
 
     def check(self) -> None:
         """Refuse a model or a rate that cannot be, before anything heavy is imported. ConfigError,

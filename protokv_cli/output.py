@@ -22,7 +22,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import typer
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 _MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
 _WIDEST_NAME = 38  # of 80 columns
+_WIDEST_WORD = 20  # a longer word may be folded
+_PADDING = 2  # of a column of a table
 # drawing at every step of a small model would take as long as the model
 _BAR_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
@@ -97,7 +99,11 @@ class Output:
 
     def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
-        self._write(format_json(row) + "\n")
+        text = format_json(row)
+        if not sys.stdout.encoding.lower().startswith("utf"):
+            # In JSON a character has escapes of its own.
+            text = json.dumps(json.loads(text))
+        self._write(text + "\n")
 
     def text(self, text: str, end: str = "\n") -> None:
         """Write text to stdout; its lines stay lines."""
@@ -315,26 +321,42 @@ def tabulate_fields(row: Row, title: str = "") -> RenderableType:
 
 def tabulate_rows(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
     """Return a table of records with a header. Text is shown whole, in more lines if need be;
-    numbers stand right.
+    numbers stand right, and none is cut. Columns without room are a table below.
     """
     from rich.cells import cell_len
+    from rich.console import Group
     from rich.table import Table
 
     rows = list(rows)
-    table = Table(box=None, header_style="cyan")
     columns = [[_heading(name), *(_format_cell(name, row[name]) for row in rows)] for name in names]
-    for i, (name, cells) in enumerate(zip(names, columns, strict=True)):
-        is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
-        # Cells are folded where they must be: words of a header never, and names only where they
-        # leave no room.
-        widest = max(map(len, cells[0].split()), default=0)
-        table.add_column(
-            cells[0], overflow="fold", justify="left" if is_text else "right", min_width=widest
+    # A cell is folded between words, and a word only if it is long.
+    least = [
+        max(
+            (min(cell_len(word), _WIDEST_WORD) for cell in cells for word in cell.split()),
+            default=0,
         )
-    table.columns[0].min_width = min(max(map(cell_len, columns[0])), _WIDEST_NAME)
-    for texts in list(zip(*columns, strict=True))[1:]:
+        for cells in columns
+    ]
+    wanted = [max(map(cell_len, cells)) for cells in columns]
+    least[0] = min(wanted[0], _WIDEST_NAME)
+    room = shutil.get_terminal_size().columns
+    n = 0
+    while n < len(names) and (n < 2 or room >= least[n] + _PADDING):
+        room -= least[n] + _PADDING
+        n += 1
+    table = Table(box=None, header_style="cyan")
+    for i, name in enumerate(names[:n]):
+        is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
+        more = max(0, min(wanted[i] - least[i], room))
+        room -= more
+        side: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(columns[i][0], overflow="fold", justify=side, width=least[i] + more)
+    for texts in list(zip(*columns[:n], strict=True))[1:]:
         table.add_row(*texts)
-    return _titled(title, table)
+    shown = _titled(title, table)
+    if n == len(names):
+        return shown
+    return Group(shown, "", tabulate_rows([names[0], *names[n:]], rows))
 
 
 def _heading(name: str) -> str:

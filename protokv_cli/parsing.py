@@ -9,27 +9,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from protokv.errors import ConfigError, StateNotFound
+from protokv.errors import ConfigError
+from protokv.state.moments import find_stream_moment, parse_duration
 from protokv_cli.output import Output, format_time
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
     from protokv.replay.memories import SettingSweep
     from protokv.state.reader import StateReader
-
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
-_UNITS = re.compile(
-    f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?|{_NUMBER}", re.ASCII
-)
-_CLOCK = re.compile(
-    r"(?:(?P<h>\d{1,8}):(?=\d\d:))?(?P<m>\d{1,8}):(?P<s>[0-5]\d(?:\.\d{1,12})?)", re.ASCII
-)
-_DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
-_TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?", re.ASCII)
 
 
 def parse_pair(
@@ -55,36 +45,6 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except (ValueError, RecursionError):
         return name, value
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of `450`, `450s`, `7m30s`, `7.5m`, `7:30` or `1:02:03.5`."""
-    given = text.strip().lower()
-    match = _CLOCK.fullmatch(given) or _UNITS.fullmatch(given)
-    if not match or not given:
-        raise ConfigError(
-            f"expected a length of time, got {text!r}",
-            hint="for example 30s, 2m, 7m30s, 7:30 or 1.5h",
-        )
-    parts = {unit: float(number) for unit, number in match.groupdict().items() if number}
-    return sum(number * _SECONDS[unit] for unit, number in parts.items()) if parts else float(given)
-
-
-def _parse_instant(text: str, now: float) -> float:
-    """Return the seconds since 1970 of an ISO date and time, local without a zone, or of the last
-    `14:05` until now.
-    """
-    given = text.strip()
-    local = datetime.fromtimestamp(now)
-    try:
-        if not _TIME_OF_DAY.fullmatch(given):
-            return datetime.fromisoformat(given).astimezone().timestamp()
-        # Local times without a zone: a day may have 23 or 25 hours.
-        today = datetime.fromisoformat(f"{local:%Y-%m-%d} {given.zfill(5)}")
-        return (today if today <= local else today - timedelta(days=1)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        why = f"expected a time of day or a date, got {text!r}"
-        raise ConfigError(why, hint="for example 14:05 or 2026-11-21T14:05") from None
 
 
 def parse_every(text: str) -> Every:
@@ -136,57 +96,38 @@ def parse_variation(text: str) -> SettingSweep:
     )
 
 
-def open_commit_at(state: str, at: str | None, verify: bool) -> StateReader:
+def open_commit_at(out: Output, state: str, at: str | None, verify: bool) -> StateReader:
     """Return the reader of the commit that `--at` means, None: the last. ConfigError,
     StateError.
     """
     from protokv.state.reader import StateReader
 
     reader = StateReader.open(state, verify=verify)
-    return reader if at is None else reader.at(_find_stream_time(at, reader, time.time()))
-
-
-def _find_stream_time(text: str, reader: StateReader, now: float) -> float:
-    """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds
-    since 1970.
-
-    `12m` is stream time, `-10m` counts back from the last commit. For a live stream `14:05` is the
-    time of day and a date is a date; for a file, which has neither, `14:05` is fourteen minutes and
-    five seconds. StateNotFound: the stream had not begun by then.
-    """
-    given = text.strip()
-    if given.startswith("-"):
-        return max(0.0, reader.header.clock.stream_time_s - parse_duration(given[1:]))
-    is_date = bool(_DATE.fullmatch(given))
-    clocks = reader.wall_clocks if is_date or _TIME_OF_DAY.fullmatch(given) else []
-    if is_date and not clocks:
-        why = f"{reader.path} is of a video, which has no date"
-        raise ConfigError(why, hint="use a time of the video, such as 12m")
-    if not clocks:
-        return parse_duration(given)
-    wanted = _parse_instant(given, now)
-    found = [at for one in clocks if (at := one.stream_time(wanted)) > float("-inf")]
-    if not found:
-        times = (
-            f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}"
-            for one in (wanted, clocks[0].anchors[0][1])
-        )
-        raise StateNotFound(
-            "{} knows nothing of {}: its stream began at {}".format(reader.path, *times)
-        )
-    return float(found[-1])
+    if at is None:
+        return reader
+    moment = find_stream_moment(at, reader, time.time())
+    if moment.note:
+        out.note(moment.note)
+    return reader.at(moment.stream_s)
 
 
 def show_commit_note(
-    out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None
+    out: Output, reader: StateReader, stream_time_s: float, age_s: float | None = None
 ) -> None:
-    """Note the stream time of the commit if it differs from `--at`; without `--at`, its age."""
+    """Note the time of the commit if it differs from `--at`; without `--at`, its age. Of a live
+    stream it has its date, too.
+    """
+
+    def describe(time_s: float) -> str:
+        logs = [one for one in reader.wall_clocks if one.anchors[0][0] <= time_s]
+        if not logs:
+            return format_time(time_s)
+        date = datetime.fromtimestamp(logs[-1].real_time(time_s))
+        return f"{format_time(time_s)} ({date:%Y-%m-%d %H:%M:%S})"
+
+    as_of = f"as of {describe(stream_time_s)}"
+    at_s = reader.at_s
     if at_s is not None and format_time(stream_time_s) != format_time(at_s):
-        out.note(
-            f"as of {format_time(stream_time_s)}, the last commit that is kept before "
-            f"{format_time(at_s)}"
-        )
+        out.note(f"{as_of}, the last commit that is kept before {describe(at_s)}")
     elif age_s is not None:
-        out.note(
-            f"as of {format_time(stream_time_s)}, committed {format_time(round(age_s, 1))} ago"
-        )
+        out.note(f"{as_of}, committed {format_time(round(age_s, 1))} ago")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
@@ -39,6 +40,10 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
             # The lowest free descriptor is the one that is closed.
             os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # A name may have characters that the encoding of a terminal or a pipe has not.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     code = 0
     try:
         command()

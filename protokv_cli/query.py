@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protokv.errors import ConfigError, StateError
+from protokv.errors import ConfigError, ModelError, ProtoKVError, StateError
 from protokv.timings import Timings
 from protokv_cli.asking import (
     Answerer,
@@ -22,7 +22,7 @@ from protokv_cli.asking import (
     read_questions,
     read_typed_questions,
 )
-from protokv_cli.exits import ExitCode
+from protokv_cli.exits import ExitCode, find_exit_code
 from protokv_cli.options import (
     TOP_PANEL,
     Flags,
@@ -33,7 +33,7 @@ from protokv_cli.options import (
     option,
 )
 from protokv_cli.output import ProgressBar, format_time, round_timings, show_timings, tabulate_rows
-from protokv_cli.parsing import open_commit_at, show_commit_note
+from protokv_cli.parsing import open_commit_at, parse_list, show_commit_note
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
@@ -57,7 +57,10 @@ class _AskFlags(Flags, panel="What to ask"):
         "--at TIME", "As of 12m, 7:30, -10m; if live, 14:05 or 2026-11-21T14:05.", TOP_PANEL
     )
     top: int | None = option(
-        "--top COUNT", "Of many states, the COUNT surest answers.", TOP_PANEL, min=1
+        "--top COUNT",
+        "Of many states, the COUNT likeliest to give the first of --choices.",
+        TOP_PANEL,
+        min=1,
     )
     verify: bool = option(
         "--verify/--no-verify", "Check that every byte is as it was saved.", default=True
@@ -86,15 +89,15 @@ def query(
     most 65,536 characters and 4,096 tokens. One that cannot be asked is named, the others are
     answered, and the exit code is 2.
 
-    All states of a folder are asked, and each answer has the mean log probability that the model
-    gave its tokens. --top shows the surest answers first, so that a person finds the video among a
-    thousand.
+    All states of a folder are asked. --top with --choices shows those first whose answer is most
+    likely the first choice, so that a person finds the video among a thousand. Without --choices it
+    shows the surest answers, by the mean log probability of their tokens, whatever they say.
 
     ```sh
     protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
     protokv query video.safetensors - --json < questions.jsonl | jq -r .answer
     protokv query camera.safetensors --at 14:05 "What is visible now?"
-    protokv query --state states/ --top 5 "what shape appeared first?"
+    protokv query --state states/ --top 5 --choices yes,no "Did a star appear?"
     ```
     """
     out = output.open()
@@ -105,9 +108,9 @@ def query(
         if not state:
             raise ConfigError("there is no state to ask", hint=_EXAMPLE)
         with clock.stage("imports"):
-            from protokv.fleet.plan import is_fleet_folder
+            from protokv.state.folder import names_many_states
 
-        many = is_fleet_folder(state)
+        many = names_many_states(state)
         check_options(
             (
                 answer.video and not answer.frames,
@@ -178,19 +181,23 @@ def _ask_one(
     model.check()
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
-            import protokv.state.reader  # noqa: F401 - its library takes long
+            # Its library takes long.
+            from protokv.state.sources import find_notice, list_video_places
+            from protokv.stream.opening import open_session
             from protokv_cli.frames import find_state_videos
 
         with clock.stage("state"):
-            reader = open_commit_at(state, ask.at, ask.verify)
+            reader = open_commit_at(out, state, ask.at, ask.verify)
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_state_videos(reader, answers.how.video)
-        session = reader.session(model.model, timings=clock, **model.placement)
+        session = open_session(reader, timings=clock, **model.choice)
+    answers.notice = find_notice(reader.header)
+    answers.places = list_video_places(reader.header)
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
-    show_commit_note(out, session.clock.stream_time_s, reader.at_s, age_s)
+    show_commit_note(out, reader, session.clock.stream_time_s, age_s)
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)
         out.note(f"{state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
@@ -211,40 +218,47 @@ def _ask_many(
     answers: Answerer, place: str, questions: list[UserQuestion], ask: _AskFlags, model: ModelFlags
 ) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
-    from protokv.fleet.plan import find_fleet_states
-    from protokv.fleet.states import load_backbone_for_states
+    from protokv.state.folder import find_states, group_by_model
+    from protokv.state.sources import find_notice, list_video_places
+    from protokv.stream.opening import load_fitting_backbone, open_session
 
     out = answers.out
-    states = find_fleet_states(place)
-    failed = list[str]()
+    states = find_states(place)
+    failed = list[ProtoKVError]()
     answers.how.decoding()
-    backbone = load_backbone_for_states(states, model.model, **model.placement)
 
     def make_rows() -> Iterator[dict[str, Any]]:
-        for state in states:
+        backbone = None
+        for state in group_by_model(states):
             try:
-                session = open_commit_at(state, ask.at, ask.verify).session(backbone)
-            except StateError as error:
-                failed.append(state)
-                out.error(
-                    "Error: "
-                    f"{error.message if state in error.message else f'{state}: {error.message}'}"
-                )
+                reader = open_commit_at(out, state, ask.at, ask.verify)
+                backbone = load_fitting_backbone(backbone, reader.header, **model.choice)
+                session = open_session(reader, backbone)
+            except (StateError, ModelError) as error:
+                failed.append(error)
+                named = "" if state in error.message else f"{state}: "
+                out.error(f"Error: {named}{error.message}")
             else:
+                answers.notice = find_notice(reader.header)
+                answers.places = list_video_places(reader.header)
                 yield from answers.ask_all(state, session, questions)
 
     rows: Iterable[dict[str, Any]] = make_rows()
+    best_by = "mean_logprob"
     if ask.top is not None:
-        # The surest answers of each question. Sorting is stable: of equal ones, the first state's
-        # comes first.
-        found = sorted(rows, key=lambda row: -row["mean_logprob"])
+        if choices := parse_list(answers.how.choices):
+            rows = (row | {"probability": row["probabilities"][choices[0]]} for row in rows)
+            best_by = "probability"
+        # Sorting is stable: of equal ones, the first state's comes first.
+        found = sorted(rows, key=lambda row: -row[best_by])
         asked = [
             [row for row in found if row["question"] == one.text][: ask.top] for one in questions
         ]
         rows = [row | {"rank": rank} for best in asked for rank, row in enumerate(best, start=1)]
-    names = [*(["rank"] if ask.top else []), "state", "mean_logprob", "answer"]
+    names = [*(["rank"] if ask.top else []), "state", best_by, "answer"]
     names += ["question"] if len(questions) > 1 else []
     out.show(rows, lambda rows: [tabulate_rows(names, rows)])
     if failed:
         out.error(f"{len(failed)} of {len(states)} states cannot be asked")
-        raise typer.Exit(ExitCode.PARTIAL)
+        none_asked = len(failed) == len(states)
+        raise typer.Exit(find_exit_code(failed[0]) if none_asked else ExitCode.PARTIAL)

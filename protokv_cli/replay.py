@@ -13,6 +13,7 @@ import typer
 
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
+from protokv.state.moments import parse_duration
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import (
     SUBTITLES_HELP,
@@ -32,7 +33,7 @@ from protokv_cli.output import (
     tabulate_fields,
     tabulate_rows,
 )
-from protokv_cli.parsing import parse_duration, parse_list, parse_variation
+from protokv_cli.parsing import parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -223,10 +224,11 @@ def replay(
       several sources
     - `lasts`: false if the answer may change while the stream goes on
 
-    ```sh protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory
-    durable,sliding-window --budget 512 protokv replay --dataset ovo-bench --data-root
-    data/ovo-bench --memory durable --budget 4k -o ovo.jsonl protokv replay --report results.jsonl
-    --csv numbers.csv --plot curves.pdf ```
+    ```sh
+    protokv replay video.mp4 --questions questions.jsonl --memory durable,paper --budget 512
+    protokv replay --dataset ovo-bench --data-root data/ovo-bench --budget 4k -o ovo.jsonl
+    protokv replay --report results.jsonl --csv numbers.csv --plot curves.pdf
+    ```
     """
     out = output.open()
     with out.errors():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from protokv.errors import ConfigError, StateNotFound
+from protokv.state.moments import parse_duration
 from protokv.texts import shorten_text
 from protokv_cli.options import (
     TOP_PANEL,
@@ -19,14 +21,18 @@ from protokv_cli.options import (
     MemoryFlags,
     ModelFlags,
     make_kwargs,
+    note_unknown_variables,
     option,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every
+from protokv_cli.parsing import parse_every
 
 _Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")
 ]
+
+
+_MOST_LINES = 60
 
 
 class _ServerFlags(DebugFlags, panel="Server"):
@@ -40,6 +46,10 @@ class _ServerFlags(DebugFlags, panel="Server"):
     )
     token: str | None = option(
         "--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users."
+    )
+    origins: list[str] | None = option(
+        "--allow-origin ORIGIN",
+        "Pages of this site may ask, such as http://localhost:3000; repeatable.",
     )
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option(
@@ -77,8 +87,8 @@ def serve(
     model.
 
     The model is loaded once. States are only read; while ingest writes a state, its last commit
-    answers. With --sessions, programs feed states with frames. Needs `pip install
-    'protokv[serve]'`.
+    answers. With --sessions, programs feed states with frames. Needs `pip install starlette
+    uvicorn`.
 
     ```sh
     protokv serve states/ --port 8000
@@ -87,6 +97,7 @@ def serve(
     ```
     """
     out = Output(debug=flags.debug)
+    note_unknown_variables(out)
     with out.errors():
         if flags.token is None and flags.host not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(
@@ -103,17 +114,15 @@ def serve(
             from protokv import serve as server
         except ImportError as error:
             raise ConfigError(
-                f"{error.name} is not installed", hint="pip install 'protokv[serve]'"
+                f"{error.name} is not installed", hint="pip install starlette uvicorn"
             ) from None
         from protokv.backbones import load_backbone
-        from protokv.fleet.plan import find_fleet_states
-        from protokv.fleet.states import load_backbone_for_states
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
+        from protokv.state.folder import find_states
+        from protokv.stream.opening import load_backbone_for_states
 
         try:
-            backbone = load_backbone_for_states(
-                find_fleet_states(states), model.model, **model.placement
-            )
+            backbone = load_backbone_for_states(find_states(states), **model.choice)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(
@@ -126,7 +135,9 @@ def serve(
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
             bounds = server.FedSessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
             fed = server.FedSessions(known, options, bounds)
-        app = server.build_app(known, token=flags.token, limits=limits, fed=fed)
+        app = server.build_app(
+            known, token=flags.token, limits=limits, fed=fed, origins=flags.origins or ()
+        )
         family = socket.AF_INET6 if ":" in flags.host else socket.AF_INET
         try:
             listener = socket.create_server((flags.host, flags.port), family=family)
@@ -142,18 +153,29 @@ def serve(
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
         with listener:
-            Server(server.make_uvicorn_config(app, flags.host, flags.port)).run(sockets=[listener])
+            config = server.make_uvicorn_config(app, flags.host, flags.port, limits)
+            Server(config).run(sockets=[listener])
 
 
 class _Log(logging.Handler):
-    """Writes a line for a warning or an error of the server; the traceback with `--debug`."""
+    """Writes a line for a warning or an error of the server; the traceback with `--debug`.
+
+    Clients cause them, so it writes at most `_MOST_LINES` a minute.
+    """
 
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
         self._out = out
+        self._lines = Counter[int]()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the first line of a record, and its exception."""
+        minute = int(record.created / 60)
+        self._lines = Counter({minute: self._lines[minute] + 1})
+        if self._lines[minute] >= _MOST_LINES:
+            if self._lines[minute] == _MOST_LINES:
+                self._out.note("Warning: what else the server has to say this minute is left out")
+            return
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
         text = (

@@ -5,14 +5,12 @@ made with.
 |---|---|
 | DEMONSTRATION | samples, examples and the small studies that anybody runs for a first look |
 | CARD | the held-out worlds of the model card, which also draws from beyond all ranges |
-| ORDER_CARD, TIME_CARD | parts of CARD: the worlds of the card's tables about order and about time
-|
-| DEVELOPMENT | trying out rules, and fitting, for example the layers and shares of
-`protokv.core.evidence` |
+| ORDER_CARD, TIME_CARD | parts of CARD: its worlds of order and of time |
+| DEVELOPMENT | trying out rules, and fitting, for example `protokv.stream.evidence` |
 | STUDY | reported figures only |
 
-Training renders no world of any seed: its clips are drawn by generators that no world uses
-(`TRAINING_STREAM`).
+The embedded models were trained on clips from generators that no world uses: the second word of
+their seeds is 11, which is not in `WORLD_STREAMS`.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ RANGES: Final = {
     "study": STUDY,
 }
 
-WORLD_STREAMS: Final = frozenset(range(1, 10))
+WORLD_STREAMS: Final = frozenset((*range(1, 10), 30))
 """The second words of the seeds of generators for worlds and questions; the first word is the
 world's seed.
 """
-TRAINING_STREAM: Final = 11
-"""The second word of the seeds of generators for training clips."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,8 @@ import numpy as np
 from protokv.errors import SourceUnreadable
 from protokv.ingestion import LiveOptions
 from protokv.ingestion.live import LiveSource
-from protokv.video import Frame, SourceDamage, SourceInfo
+from protokv.video import Frame, Source, SourceDamage, SourceInfo
+from protokv.video.source import FrameRequest
 
 INFO = SourceInfo(
     "rtsp://camera/1", "rtsp", "pyav", "rtsp", "h264", "yuv420p", 48, 32, 0, 10.0, seekable=False
@@ -71,20 +71,16 @@ class World:
         return stop
 
 
-class Connection(AbstractContextManager):
+class Connection(Source):
     info = INFO
-    texts = ()
-    notes = ()
     damage = SourceDamage()
 
     def __init__(self, world: World, script: list[Any]) -> None:
         self.world = world
         self.script = script
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def frames(self, *, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+        should_stop = wanted.should_stop
         world = self.world
         time_s = 0.0
         for part in self.script:

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests.backbones.tiny import write_qwen2_5_vl
 
 # It takes a quarter of the time in which tests are imported; on again when all of them are.
@@ -90,7 +90,7 @@ def _memory_that_is_not_written_holds_nan(request: pytest.FixtureRequest) -> Ite
     """Where memories are tested, fill the memory of `torch.empty` with NaN; a nondeterministic
     kernel raises.
     """
-    if request.path.relative_to(Path(__file__).parent).parts[0] in ("core", "memories"):
+    if request.path.relative_to(Path(__file__).parent).parts[0] in ("core", "memories", "stream"):
         # `use_deterministic_algorithms` does the same, and imports torch's compiler for it.
         torch.set_deterministic_debug_mode("error")
     yield

@@ -63,8 +63,8 @@ class Counting(TorchDispatchMode):
             counting.waits["tolist"] += 1
             return counting._tolist(tensor)
 
-        torch.Tensor.tolist = tolist  # type: ignore[method-assign]
-        return super().__enter__()  # type: ignore[no-any-return]
+        torch.Tensor.tolist = tolist  # type: ignore[method-assign, assignment]
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         torch.Tensor.tolist = self._tolist  # type: ignore[method-assign]
@@ -145,7 +145,7 @@ def by_mask(indices: Any) -> bool:
 
 
 def record(call: Callable[[], Any], *_: Any) -> tuple[Callable[[], None], Any]:
-    """Stand in for `protokv.core.graphs._capture`. Recording a call runs it, so the first replay
+    """Stand in for `protokv.device.graphs._capture`. Recording a call runs it, so the first replay
     does nothing.
     """
     with Recording() as recording:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from protokv.core import graphs
+from protokv.device import graphs
 from tests.counting import INDEXING, WAITS, by_mask, record
 
 CUDA = torch.device("cuda", 0)
@@ -50,7 +50,7 @@ class FakeCuda(Tensor):
 
     @staticmethod
     def __new__(cls, data: Tensor) -> FakeCuda:
-        made: FakeCuda = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: FakeCuda = Tensor._make_wrapper_subclass(
             cls,
             data.size(),
             strides=data.stride(),
@@ -61,13 +61,13 @@ class FakeCuda(Tensor):
         made.data_on_cpu = data
         return made
 
-    device = property(lambda _: CUDA)  # type: ignore[assignment]
-    is_cuda = property(lambda _: True)  # type: ignore[assignment]
-    is_cpu = property(lambda _: False)  # type: ignore[assignment]
-    is_meta = property(lambda _: False)  # type: ignore[assignment]
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda _: CUDA)
+    is_cuda = property(lambda _: True)
+    is_cpu = property(lambda _: False)
+    is_meta = property(lambda _: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"FakeCuda({self.data_on_cpu!r})"
 
     def get_device(self) -> int:
@@ -84,7 +84,9 @@ class FakeCuda(Tensor):
         raise TypeError("a tensor of cuda:0 cannot be read as numpy: copy it to the CPU first")
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return run(func, args, kwargs or {})
 
 
@@ -149,7 +151,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # The CPU counts floats only.
         args = (args[0].float(), *args[1:])
     with _disable_current_modes():
-        result = _attend(func, *args, **kwargs) if name in ATTENTION else func(*args, **kwargs)
+        result: Any = _attend(func, *args, **kwargs) if name in ATTENTION else func(*args, **kwargs)
     if pinned:
         _pinned[result.untyped_storage().data_ptr()] = result
     # What was written in place, or returned as it was, stays the same object.
@@ -249,8 +251,10 @@ def _attend_in_parts(
     assert most == int(begins.diff().max())
     parts = [one.split(begins.diff().tolist()) for one in (query, keys, values)]
     each = (
-        functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in one), scale=scale)
-        for one in zip(*parts, strict=True)
+        functional.scaled_dot_product_attention(
+            q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), scale=scale
+        )
+        for q, k, v in zip(*parts, strict=True)
     )
     return (torch.cat([one.transpose(0, 1) for one in each]), *(torch.zeros(()) for _ in range(4)))
 
@@ -328,7 +332,8 @@ def fake_cuda() -> Iterator[Counter[str]]:
     # Views of a wrapper cannot be made in inference mode; it is `no_grad` with less bookkeeping.
     without_gradients = patch.object(torch._C, "_InferenceMode", lambda _: torch.no_grad())
     generators = patch.object(torch, "Generator", lambda device=None, made=torch.Generator: made())
-    whole = patch.multiple(functional, **_FUNCTIONS)
+    functions: dict[str, Any] = _FUNCTIONS
+    whole = patch.multiple(functional, **functions)
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)
     captures = patch.multiple(

@@ -14,12 +14,12 @@ import torch
 import protokv
 from protokv.backbones import load_backbone
 from protokv.backbones.loading import use_fast_kernels
-from protokv.core import arrays
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
+from protokv.device import arrays
 from protokv.ingestion.prefetch import StopRequest, prefetch_steps
 from protokv.memories import MEMORIES, MemoryConfig
+from protokv.stream.session import Session
 from protokv.video.sampling import VideoStep
 from protokv.video.source import never_stop
 from protokv.words.transcript import Transcript

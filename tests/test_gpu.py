@@ -3,24 +3,26 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.core import graphs, kernels
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY_BIAS, KVSegment
 from protokv.core.decoding import Decoding, TokenSampler
 from protokv.core.near import KVSlots
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
+from protokv.device import graphs, kernels
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import watched
 from tests.oracles import attention as plain
 from tests.stub_backbone import StubBackbone
+from tests.tolerance import Tolerance
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 pytestmark = [pytest.mark.gpu, NO_CUDA]
@@ -32,7 +34,8 @@ def whole_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN rounds what goes into a convolution to TF32 by default, the pictures of every vision
     tower among it.
     """
-    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    cudnn: Any = torch.backends.cudnn
+    monkeypatch.setattr(cudnn.conv, "fp32_precision", "ieee")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
 def steady(kind: str) -> tuple[Session, StepTokens]:
     """Return a session whose memory is full, and one more step."""
     session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
-    step = session.backbone.embed_step(None)
+    step = session.backbone.embed_step(np.zeros(0, np.uint8))
     for index in range(40):
         session.take([step], [float(index)])
     return session, step
@@ -144,7 +147,7 @@ def test_the_kernels_of_cuda_equal_the_plain_form(
     query = noise(28, queries, D)
     tail = (noise(4, n, D), noise(4, n, D))
     expected = plain.attend(query, [segment], tail, D**-0.5)
-    near = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    near: Tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     torch.testing.assert_close(attend(query, [segment], tail, D**-0.5), expected, **near)
     # With the columns of the bias at hand, in rows that lie apart.
     slots = KVSlots(MemoryShape(1, 4, D, 1, 0, dtype, query.device), far=0, near=1003)

@@ -1,16 +1,24 @@
 """The largest distance of two results that differ only in the order of their sums."""
 
 import math
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from protokv.core.layers import LayerKind
-from protokv.core.session import Session
+from protokv.stream.session import Session
 
 # Of that many standard deviations a random walk is off once in thirty million; the tests compare
 # fewer numbers.
 _DEVIATIONS = 6.0
+
+
+class Tolerance(TypedDict):
+    """The arguments of `torch.testing.assert_close`."""
+
+    rtol: float
+    atol: float
 
 
 def tolerance(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
@@ -41,7 +49,7 @@ def deviation(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
     return math.sqrt(terms) * torch.finfo(dtype).eps / 2 * scale
 
 
-def near(expected: Tensor, terms: int, scale: float | None = None) -> dict[str, float]:
+def near(expected: Tensor, terms: int, scale: float | None = None) -> Tolerance:
     """The tolerance for `torch.testing.assert_close`, the same for all numbers: rounding is as
     large in small sums.
 
@@ -65,7 +73,7 @@ def forward_terms(layers: int, width: int, tokens: int) -> int:
     return layers * (8 * width + tokens)
 
 
-def near_logits(session: Session, expected: Tensor) -> dict[str, float]:
+def near_logits(session: Session, expected: Tensor) -> Tolerance:
     """The same for what a session's model makes of all that it has seen, keys, values and
     logits.
     """

@@ -255,12 +255,15 @@ def _keys_of(name: str, record: type) -> str:
 
 
 def _read_comments(record: type) -> dict[str, str]:
-    """Return the comment behind each field of a class."""
+    """Return the comment of each field of a class: behind it, or in the lines above it."""
     if record is object:
         return {}
-    found = re.findall(
-        r"^    (\w+)(?:: | = )[^#\n]*# (.*)$", inspect.getsource(record), re.MULTILINE
-    )
+    source = inspect.getsource(record)
+    found = re.findall(r"^    (\w+)(?:: | = )[^#\n]*# (.*)$", source, re.MULTILINE)
+    above = re.findall(r"((?:^    # .*\n)+)    (\w+)(?:: | = )[^#\n]*$", source, re.MULTILINE)
+    found += [
+        (name, " ".join(text.replace("    # ", "").split("\n")).strip()) for text, name in above
+    ]
     return {name: text[:1].upper() + text[1:] for name, text in found}
 
 

@@ -19,9 +19,10 @@ from torch.nn.functional import pad
 
 from protokv.backbones import loading
 from protokv.backbones.chat import PromptTemplate
+from protokv.backbones.decoder import LanguageDecoder
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import check_image_arrays, make_image_processor
-from protokv.core.arrays import concat_rows
+from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.backbone import (
     MOST_WORD_TOKENS,
     Backbone,
@@ -30,13 +31,12 @@ from protokv.core.backbone import (
     PreparedStep,
 )
 from protokv.core.context import Context
-from protokv.core.decoder import LanguageDecoder
-from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind, declare_layer_tensors
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.tensors import TensorSpec
+from protokv.device.arrays import concat_rows
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
 
@@ -53,10 +53,11 @@ class TransformersBackbone(Backbone):
     # examples.
     video_token: ClassVar[str] = "<video>"
     usual_fps: ClassVar[float] = 1.0
-    # Words of a step: what closes the video before them, the text, what opens the next one. By
-    # default a line of text.
+    # Words of a step: what closes the video before them, the text, what opens the next one. The
+    # default is a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
     identify = staticmethod(loading.identify_model)
+    read_decoder: ClassVar[Callable[[Any], LanguageDecoder]] = LanguageDecoder
     # if it is not as expected
     otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"
     _grid: tuple[int, int]
@@ -71,9 +72,9 @@ class TransformersBackbone(Backbone):
         model = loading.load_model(
             MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement
         )
-        return cls.hold(
-            model, path, *loading.load_tokenizer(path), cls.identify(path, name, config, placement)
-        )
+        tokenizer, template = loading.load_tokenizer(path)
+        identity = cls.identify(path, name, config, placement)
+        return cls.hold(model, path, tokenizer, template, identity)
 
     @classmethod
     def hold(
@@ -101,6 +102,11 @@ class TransformersBackbone(Backbone):
         return PromptTemplate(tokenizer, cls.video_token, template)
 
     @classmethod
+    def read_rate(cls, config: Any) -> tuple[int, float]:
+        """Return the frames of a step, and the frames a second of the training of a model."""
+        return cls.frames_per_step, float(getattr(config, "protokv_fps", cls.usual_fps))
+
+    @classmethod
     def read_frames(cls, one: Any) -> Any:
         """Return what prepares frames, as a processor or the path of a folder says."""
         return cls.make_frames(*read_video_processor(one))
@@ -125,13 +131,13 @@ class TransformersBackbone(Backbone):
         ModelError: the model has layers that no memory serves.
         """
         self._model = model
-        self._decoder = LanguageDecoder(model)
+        self._decoder = self.read_decoder(model)
         self._frames = frames
         self._text = self._decoder.module
         self._head = model.get_output_embeddings()
         self._embedding = model.get_input_embeddings()
         config = self._decoder.config
-        self.default_fps = float(getattr(model.config, "protokv_fps", self.usual_fps))
+        _, self.default_fps = self.read_rate(model.config)
         self.identity = identity
         self.max_position = getattr(config, "max_position_embeddings", None)
         # embeddings are not quantised in a quantised model
@@ -147,7 +153,7 @@ class TransformersBackbone(Backbone):
         spread = loading.find_module_devices(model, [f"{text}.embed_tokens", *layers])
         self.device, *others = spread or [self._embedding.weight.device]
         try:
-            cache = StreamCache(config)
+            cache = StreamCache(self._decoder)
         except ConfigError as error:
             raise ModelError(error.message, hint=error.hint) from error
         own = [i for i, layer in enumerate(cache.layers) if isinstance(layer, StreamCacheLayer)]
@@ -184,19 +190,21 @@ class TransformersBackbone(Backbone):
         """
         if set(self.layer_kinds) == {LayerKind.FULL}:
             return ()
-        cache = StreamCache(self._decoder.config)
+        cache = StreamCache(self._decoder)
         with torch.inference_mode():
             self.forward(self.embed_text([0] * 4), self.text_positions(0, 4), cache)
         return declare_layer_tensors(cache.tensors())
 
-    def new_cache(self, held: Mapping[str, Tensor] | None = None) -> StreamCache:
+    def new_cache(
+        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
+    ) -> StreamCache:
         """Return the layers of the model before the first token, or with what `TokenCache.tensors`
         returned.
         """
-        cache = StreamCache(self._decoder.config)
+        cache = StreamCache(self._decoder)
         if held is not None:
             check_tensor_shapes(held, self._layer_specs)
-            cache.load_layers(held, self._decoder.layer_devices())
+            cache.load_layers(held, self._decoder.layer_devices_of_model(), seen)
         return cache
 
     @property

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +71,8 @@ def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
     else:
         image: Any = getattr(held, "image_processor", None)
         of_video = getattr(held, "video_processor", None)
-        # In a video processor, transformers overwrites the size of frames that SmolVLM's files have
+        # transformers overwrites, in a video processor, the size of frames that files of SmolVLM
+        # have
         # in this field.
         raw = (of_video or image).to_dict() | {
             "video_sampling": getattr(image, "video_sampling", None)
@@ -213,6 +215,13 @@ def find_cached_model(name: str, revision: str | None = None) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
+def find_model_folder(name: str) -> str:
+    """Return the folder of a model: the name itself, or where it is in the local cache of the
+    hub.
+    """
+    return name if Path(name).is_dir() else str(find_cached_model(name) or name)
+
+
 def measure_cached_models() -> dict[str, int]:
     """Return the bytes of each model in the local cache by its name. Opens no connection."""
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
@@ -249,6 +258,13 @@ def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
     if is_out_of_memory(error):
         hint = "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model"
         return ModelError, "it does not fit into memory", hint
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    # transformers asks for these by sentences, of several kinds of errors.
+    lacks = [one for one in ("accelerate", "bitsandbytes") if find_spec(one) is None]
+    if isinstance(error, ImportError) or any(one in str(error).lower() for one in lacks):
+        named = [one for one in lacks if one in str(error).lower()]
+        hint = f"pip install {' '.join(named)}" if named else "install the package that it names"
+        return ModelError, line, hint
     if isinstance(error, hub.GatedRepoError):
         return (
             ModelError,
@@ -267,10 +283,5 @@ def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
     if isinstance(error, hub.HFValidationError):
         hint = f"{similar} names look like Qwen/Qwen2.5-VL-7B-Instruct".strip()
         return ModelError, "it is neither a folder nor a name on the hub", hint
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
     mend = "check the name or folder, and download the model again if its files are damaged"
-    return (
-        ModelError,
-        line,
-        "install the package that it names" if isinstance(error, ImportError) else mend,
-    )
+    return ModelError, line, mend

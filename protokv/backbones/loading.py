@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,13 +20,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import safe_open
 from torch.nn import functional
 
-from protokv.backbones.files import digest_weights, hash_config, list_weight_files, read_model_file
+from protokv.backbones.files import (
+    digest_weights,
+    find_model_folder,
+    hash_config,
+    list_weight_files,
+    read_model_file,
+)
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
-from protokv.core.kernels import HALF_DTYPES, has_bfloat16_instructions
+from protokv.device.kernels import HALF_DTYPES, has_bfloat16_instructions
 from protokv.errors import ConfigError, ModelError, suggest_name
 from protokv.machine import measure_machine_memory
 
@@ -33,8 +41,9 @@ _WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 _DEVICE_MAPS: Final = ("auto", "balanced")
 MODEL_ATTENTION: Final = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
 _QUANTIZATIONS: Final = ("4bit", "8bit")
-# What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
+# bitsandbytes packs together rows of a linear layer, and weights of a row (its block).
 _ROWS = 32
+_SAMPLED: Final = 16  # numbers of a weight that tell it
 _BLOCK = 64
 
 
@@ -42,10 +51,10 @@ _BLOCK = 64
 class Placement:
     """Device, dtype and quantisation of a model."""
 
-    dtype: torch.dtype  # of weights, keys and values; a quantised model computes in it
-    device: torch.device  # of the model, or of the parts that `device_map` does not place
+    dtype: torch.dtype  # dtype of weights, keys and values; a quantised model computes in it
+    device: torch.device  # device of the model, or of what `device_map` does not place
     device_map: str | None = None  # spreads layers over several devices; None: it does not
-    quantization: str | None = None  # of the weights, by bitsandbytes; None: none
+    quantization: str | None = None  # quantisation of the weights, by bitsandbytes
 
     @property
     def dtype_name(self) -> str:
@@ -155,6 +164,9 @@ def load_model(
     placement needs.
     """
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
+    # A config may name kernels of a hub, which transformers would fetch and run. Parts follow.
+    config._attn_implementation = None
+    config._experts_implementation = None
     _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
@@ -168,6 +180,7 @@ def load_model(
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
         path,
+        config=config,
         dtype=placement.dtype,
         use_safetensors=True,
         trust_remote_code=False,
@@ -233,6 +246,8 @@ def quiet_transformers() -> Iterator[None]:
     """
     collects = gc.isenabled()
     gc.disable()
+    # Some models ask a hub for code when they are made, if the package `kernels` is there.
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -337,9 +352,45 @@ def digest_model_parameters(model: Any) -> str:
     """Return sha256 over a sample of each weight of a model."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
-        sample = weight.detach().flatten()[:16].float().cpu()
-        digest.update(name.encode() + sample.numpy().tobytes())
+        digest.update(name.encode() + _sample(weight.detach()))
     return digest.hexdigest()
+
+
+def identify_held_model(model: Any) -> BackboneIdentity:
+    """Return which model this is, that somebody has loaded: by its files if they are here and its
+    weights are theirs, else by a sample of its weights.
+    """
+    name = model.name_or_path or model.config.model_type
+    folder = find_model_folder(name)
+    weight = model.get_input_embeddings().weight
+    stored = has_stored_weights(model, folder, weight.dtype)
+    placement = Placement(weight.dtype, weight.device)
+    digest = None if stored else digest_model_parameters(model)
+    return identify_model(folder, name, model.config, placement, digest)
+
+
+def has_stored_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
+    """Return whether each weight of a model begins like one in the files of a folder, which have
+    this dtype in the model. Weights that transformers stacks, of experts, are not looked at.
+    """
+    files = list_weight_files(folder)
+    if not all(file.is_file() for file in files):
+        return False
+    known = set[bytes]()
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                stored = opened.get_slice(name)
+                rows = len(stored.get_shape())
+                if rows:
+                    part = stored[: _SAMPLED if rows == 1 else 1]
+                    known |= {_sample(part), _sample(part.to(dtype))}
+    weights = (weight.detach() for weight in model.parameters() if weight.ndim in (1, 2))
+    return all(_sample(one if one.ndim == 1 else one[:1]) in known for one in weights)
+
+
+def _sample(weight: torch.Tensor) -> bytes:
+    return weight.flatten()[:_SAMPLED].float().cpu().numpy().tobytes()
 
 
 def identify_model(

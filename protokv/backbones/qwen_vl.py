@@ -43,6 +43,11 @@ class QwenVL(GridBackbone, TransformersBackbone):
             model.config.vision_config, "tokens_per_second", None
         )
 
+    @classmethod
+    def read_rate(cls, config: Any) -> tuple[int, float]:
+        """Return the frames of a temporal patch, and the rate of the training."""
+        return config.vision_config.temporal_patch_size, super().read_rate(config)[1]
+
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> PreprocessorConfig:
         """Read how a folder prepares video frames; files for video repeat the limits of still

@@ -18,6 +18,7 @@ from protokv.backbones.files import (
     download_model,
     find_cached_model,
     find_model_families,
+    find_model_folder,
     find_packaged_models,
     is_on_hub,
     list_weight_files,
@@ -50,6 +51,11 @@ MODEL_FAMILIES: Final = {
 _UNTESTED: Final = EntryPoint(
     "untested", "protokv.backbones.untested:GenericBackbone", BACKBONE_ENTRY_POINTS
 )
+
+
+def find_family(kind: str) -> Any:
+    """Return the class of a `model_type`: its own, or that for any model."""
+    return MODEL_FAMILIES.get(kind, _UNTESTED).load()
 
 
 def load_backbone(
@@ -123,8 +129,8 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
     trained, or this is no processor. ModelError: the model or its processor lacks what its family
     needs, or no memory serves its layers.
     """
-    from protokv.backbones.loading import Placement, digest_model_parameters, identify_model
-    from protokv.core.decoder import require_model_object
+    from protokv.backbones.decoder import require_model_object
+    from protokv.backbones.loading import identify_held_model
 
     require_model_object(model)
     if model.training:
@@ -132,9 +138,8 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
             "the model is being trained, so its layers are not always the same",
             hint="call model.eval()",
         )
-    config = model.config
     name = model.name_or_path or model.config.model_type
-    folder = name if Path(name).is_dir() else str(find_cached_model(name) or name)
+    folder = find_model_folder(name)
     stored = all(file.is_file() for file in list_weight_files(folder))
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "apply_chat_template") or (tokenizer is processor and not stored):
@@ -143,12 +148,8 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
             why, hint="give what AutoProcessor.from_pretrained returns for this model"
         )
     with translate_model_errors(name):
-        weight = model.get_input_embeddings().weight
-        digest = None if stored else digest_model_parameters(model)
-        identity = identify_model(
-            folder, name, config, Placement(weight.dtype, weight.device), digest
-        )
-        family: Any = MODEL_FAMILIES.get(config.model_type, _UNTESTED).load()
+        identity = identify_held_model(model)
+        family = find_family(model.config.model_type)
         frames = folder if tokenizer is processor else processor
         template = getattr(processor, "chat_template", None)
         backbone: Backbone = family.hold(model, frames, tokenizer, template, identity)
@@ -198,12 +199,7 @@ def _resolved(
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            yield (
-                MODEL_FAMILIES.get(config.model_type, _UNTESTED).load(),
-                path,
-                config,
-                request.placement(config.dtype),
-            )
+            yield find_family(config.model_type), path, config, request.placement(config.dtype)
 
 
 def is_hub_name(name: str, revision: str | None) -> bool:

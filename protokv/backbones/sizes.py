@@ -24,8 +24,8 @@ class KnownModel(NamedTuple):
     """A published model."""
 
     name: str  # on the Hugging Face hub
-    millions: int  # of weights
-    # of these, those that quantisation leaves at 16 bits: embeddings, head, vision tower and
+    millions: int  # millions of weights
+    # the part of these that quantisation leaves at 16 bits: embeddings, head, vision tower and
     # experts
     kept: int
     tokens: int  # the most visual tokens of a step

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, vision_utils
 
-from protokv.core import kernels
+from protokv.device import kernels
 
 # transformers hands the lengths of parts to attention of this name: `flash` is in it.
 _IN_PARTS: Final = "protokv_flash_in_parts"
@@ -88,11 +88,11 @@ def _attend_in_parts(
     """Attend with `[1, H, n, D]` within parts that begin at `cu_seq_lens_q`; returns `[1, n, H,
     D]`.
     """
-    tokens = (one[0].transpose(0, 1) for one in (query, key, value))
+    queries, keys, values = (one[0].transpose(0, 1) for one in (query, key, value))
     begins = cu_seq_lens_q
     most = max_length_q
     out, *_rest = torch.ops.aten._flash_attention_forward(
-        *tokens, begins, begins, most, most, 0.0, False, False, scale=scaling
+        queries, keys, values, begins, begins, most, most, 0.0, False, False, scale=scaling
     )
     return out[None], None
 

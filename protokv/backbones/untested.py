@@ -18,6 +18,7 @@ from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import PromptTemplate
+from protokv.backbones.held import HeldModel
 from protokv.core.backbone import PreparedStep
 from protokv.errors import ModelError
 
@@ -30,6 +31,7 @@ class GenericBackbone(TransformersBackbone):
 
     otherwise = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"
     _grid = (1, 1)
+    read_decoder = HeldModel
 
     @classmethod
     def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:
@@ -52,12 +54,14 @@ class GenericBackbone(TransformersBackbone):
     def __init__(self, model: Any, *parts: Any) -> None:
         """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""
         super().__init__(model, *parts)
-        if self._decoder.components > 1:
+        if self._decoder.position_components > 1:
             why = (
                 f"{type(model).__name__} is not tested, and its tokens have "
-                f"{self._decoder.components} positions each"
+                f"{self._decoder.position_components} positions each"
             )
             raise ModelError(why, hint=self.otherwise)
+        assert isinstance(self._decoder, HeldModel)
+        self.rotated = self._decoder.rotated
         self.notice = f"not tested with {model.config.model_type}"
         with torch.inference_mode():
             step = self.prepare(np.zeros((1, 336, 336, 3), dtype=np.uint8))

@@ -17,12 +17,12 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
+from protokv.device import kernels
 from protokv.errors import ConfigError
 
-# The name of our attention in transformers, where `protokv.core.stream_cache` registers it.
+# The name of our attention in transformers, where `protokv.backbones.stream_cache` registers it.
 ATTENTION_NAME: Final = "protokv"
 
 
@@ -120,7 +120,7 @@ class AnswerBuffer:
     wherever they stand.
     """
 
-    slots: Tensor  # of the tokens being forwarded, `[T]` int64
+    slots: Tensor  # slots of the tokens being forwarded, `[T]` int64
     mask: Tensor  # which slots each of them sees, `[T, capacity]` bool
 
     def __init__(
@@ -144,7 +144,7 @@ class AnswerBuffer:
 class LayerTokenCache:
     """Keys and values of the n tokens of one layer since a context was taken."""
 
-    room: AnswerBuffer | None = None  # of the whole answer; None: it grows
+    room: AnswerBuffer | None = None  # room for the whole answer; None: it grows
 
     keys: Tensor | None  # `[..., H, n, D]`, on the device of the layer; None before the first
     values: Tensor | None
@@ -158,7 +158,7 @@ class LayerTokenCache:
         self.keys = None
         self.values = None
         self.length = 0
-        # what the present forward reads of the context
+        # the segments that the present forward reads of the context
         self._segments: Sequence[KVSegment] | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,19 +215,19 @@ class TokenCache:
 
     While watching these are a step, until the memory has it. A question is forwarded with a fork,
     which is dropped: this is why asking changes nothing. Models of transformers have
-    `protokv.core.stream_cache.StreamCache`.
+    `protokv.backbones.stream_cache.StreamCache`.
     """
 
-    # those that the memory serves; in a `StreamCache` transformers' own are among them
+    # layers that the memory serves; in a `StreamCache` transformers' own are among them
     layers: list[Any]
-    # what the work of a fork depends on besides data in buffers that do not move
+    # all that the work of a fork depends on besides data in buffers that do not move
     form: Hashable = None
-    # where to add those that read the context, `[Hq, T, D]` of each layer
+    # a list for the queries that read the context, `[Hq, T, D]` of each layer
     queries: list[Tensor] | None = None
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerTokenCache(number) for number in range(layers)]
-        self.context: Context = Context()  # what new tokens attend to besides each other
+        self.context: Context = Context()  # the tokens that new ones attend to besides each other
         self.masks = AttentionMasks()
 
     @property

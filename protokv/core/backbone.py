@@ -24,11 +24,11 @@ from torch import Tensor
 from protokv.core.attention import TokenCache
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
-from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
 
@@ -40,7 +40,7 @@ _MOST_QUESTION_TOKENS: Final = 4096
 ChatTurn = tuple[str, str]  # an earlier question of a conversation, and its answer
 
 
-# of a hub model: nothing that could be a path
+# name of a hub model: nothing that could be a path
 _HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 
 
@@ -70,22 +70,58 @@ class PreparedStep:
         return replace(self, pixels=self.pixels.pin_memory()) if device.type == "cuda" else self
 
 
-class Backbone(ABC):
-    """A vision-language model that reads steps and text at given positions."""
+class StreamModel(ABC):
+    """What a stream must know of a model."""
 
     identity: BackboneIdentity  # name, family and digests of the model
     layers: int  # L, those with full attention, as in the next three
     kv_heads: int  # H
     head_size: int  # D
     position_components: int  # P
-    # of all layers of the model; empty: all have full attention
+    # kinds of all layers of the model; empty: all have full attention
     layer_kinds: Sequence[LayerKind] = ()
     frames_per_step: int  # sampled frames that make one step
     default_fps: float  # the sampling rate of its training, in frames per second
+    # settings of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most
+    # visual tokens of a step
+    settings: Mapping[str, int | float | str]
+    dtype: torch.dtype  # dtype of embeddings, keys and values
+    # device of embeddings, positions and results, and of layers unless `layer_devices` differs
+    device: torch.device
+    # device of each layer of a spread model; None: all on `device`
+    layer_devices: Sequence[torch.device] | None = None
+    # whether each of these layers rotates its keys; None: all do, or none, as `rotary` says
+    rotated: Sequence[bool] | None = None
+
+    @abstractmethod
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their
+        device.
+        """
+
+    @cached_property
+    def precise_rotary(self) -> PreciseRotary:
+        """The same angles, without their rounding: they add up at any position."""
+        return PreciseRotary(self.rotary, self.position_components)
+
+    def new_cache(
+        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
+    ) -> TokenCache:
+        """Return its layers without a token, or with what `TokenCache.tensors` returned after
+        `seen` tokens. StateCorrupt: they lack it.
+        """
+        check_tensor_shapes(held or {}, ())
+        return TokenCache(self.layers)
+
+
+class Backbone(StreamModel):
+    """A vision-language model that reads steps and text at given positions."""
+
     stop_ids: frozenset[int]  # tokens that end an answer
     # how the model was published to answer; greedily if nothing is said
     decoding: Decoding = Decoding()
-    notice: str = ""  # what it cannot read, in one line for its user; empty: it reads any video
+    # a limit of what it reads, in one line for its user; empty: it reads any video
+    notice: str = ""
     # position components that grow with the stream; others stay within the grid of a step
     moving: Sequence[int] = (0,)
     # number of positions that it was trained on; None: its config does not say
@@ -93,16 +129,8 @@ class Backbone(ABC):
     # whose attention shows the evidence of an answer; None: not measured
     reading_layers: Sequence[int] | None = None
     converses: bool = True  # whether the model was trained on conversations and system prompts
-    # of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most visual tokens
-    # of a step
-    settings: Mapping[str, int | float | str]
-    dtype: torch.dtype  # of embeddings, keys and values
-    # of embeddings, positions and results, and of layers unless `layer_devices` says otherwise
-    device: torch.device
-    # of each layer of a spread model; None: all on `device`
-    layer_devices: Sequence[torch.device] | None = None
-    graphs: Graphs | None = None  # of its vision tower
-    # why `forward` cannot be captured as a graph (`protokv.core.graphs`); empty: it can
+    graphs: Graphs | None = None  # graphs of its vision tower
+    # why `forward` cannot be captured as a graph (`protokv.device.graphs`); empty: it can
     why_eager: str = ""
 
     @classmethod
@@ -303,18 +331,21 @@ class Backbone(ABC):
         """
 
     def stream_times(
-        self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None
+        self,
+        positions: Tensor,
+        clock: StreamClock,
+        breaks: Tensor | None = None,
+        origin: int | None = None,
     ) -> Tensor:
         """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions`
         `[..., P]`.
 
         `breaks` are position and time after each step with words, `[n, 2]` float64, in order; None:
-        no words.
+        no words. `origin` is the position at which the stream begins; None: after `prefix_ids`.
         """
         f64 = torch.float64
-        ends = torch.tensor(
-            [[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64
-        )
+        origin = len(self.prefix_ids) if origin is None else origin
+        ends = torch.tensor([[origin, 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64)
         ends = (ends if breaks is None else torch.cat((ends[:1], breaks, ends[1:]))).to(
             positions.device
         )
@@ -335,17 +366,6 @@ class Backbone(ABC):
         all of it takes.
         """
         return (passed + 0.5) / positions.clamp(min=1) * seconds
-
-    @abstractmethod
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their
-        device.
-        """
-
-    @cached_property
-    def precise_rotary(self) -> PreciseRotary:
-        """The same angles, without their rounding: they add up at any position."""
-        return PreciseRotary(self.rotary, self.position_components)
 
     @abstractmethod
     def forward(
@@ -372,13 +392,6 @@ class Backbone(ABC):
         """Return positions `[n, P]` int64 of text: the same number in every component."""
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
-
-    def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
-        """Return its layers without a token, or with what `TokenCache.tensors` returned.
-        StateCorrupt: they lack it.
-        """
-        check_tensor_shapes(held or {}, ())
-        return TokenCache(self.layers)
 
     def unknown_words(self, question: str) -> list[str]:
         """Return the words of a question that the tokenizer cannot represent, in order; none for

@@ -7,15 +7,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from protokv.core.arrays import write_rows_
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.device.arrays import write_rows_
 
 _COUNTERS = {
     "opened": "tokens that opened a slot",
@@ -227,7 +228,11 @@ def _quantiles(values: Tensor) -> list[float]:
     return [float(one) for one in values.double().quantile(shares, interpolation="nearest")]
 
 
-class BankRule(StateTensors):
+RuleConfigT = TypeVar("RuleConfigT", default=Any)
+"""The settings of a rule: those of its memory."""
+
+
+class BankRule(StateTensors, Generic[RuleConfigT]):
     """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in
     place.
     """
@@ -236,12 +241,12 @@ class BankRule(StateTensors):
     prototypes_used: int | None = None  # of each head, from the first on; None: any may be in use
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: RuleConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the rule's own tensors; many rules have none."""
         return ()
 
     @abstractmethod
-    def __init__(self, bank: PrototypeBank, config: Any, shape: MemoryShape) -> None:
+    def __init__(self, bank: PrototypeBank, config: RuleConfigT, shape: MemoryShape) -> None:
         """Make the rule over an empty bank of K >= 1 prototypes for each of the heads of
         `shape`.
         """

@@ -12,23 +12,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protokv.core.backbone import Backbone
+from protokv.core.backbone import StreamModel
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
-from protokv.core.packing import check_tensor_shapes
+from protokv.core.packing import check_steps, check_tensor_shapes
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
-from protokv.machine import measure_machine_memory
+from protokv.machine import measure_free_memory
 
 
-def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
-    """Return what a memory must know of a backbone. ConfigError: it has layers that cannot do what
-    a setting says.
+def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int) -> MemoryShape:
+    """Return what a memory must know of a model, with a prompt prefix of so many tokens.
+
+    ConfigError: the model has layers that cannot do what a setting says.
     """
-    others = set(backbone.layer_kinds) - {LayerKind.FULL}
+    others = set(model.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
         why = (
             "recent_frames: this model has layers that read every token once, in order, so no step "
@@ -41,68 +42,87 @@ def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
     if LayerKind.SLIDING in others and config.positions == "compact":
         why = "positions: this model has sliding layers, whose windows do not move with a memory"
         raise ConfigError(why, hint="leave positions=compact out")
+    if model.rotated is not None and config.positions == "compact":
+        why = "positions: this model has layers that rotate no keys, which cannot be moved"
+        raise ConfigError(why, hint="leave positions=compact out")
     return MemoryShape(
-        layers=backbone.layers,
-        kv_heads=backbone.kv_heads,
-        head_size=backbone.head_size,
-        position_components=backbone.position_components,
-        sink_tokens=len(backbone.prefix_ids),
-        dtype=backbone.dtype,
-        device=backbone.device,
-        layer_devices=backbone.layer_devices,
-        frames_per_step=backbone.frames_per_step,
+        layers=model.layers,
+        kv_heads=model.kv_heads,
+        head_size=model.head_size,
+        position_components=model.position_components,
+        sink_tokens=sink_tokens,
+        dtype=model.dtype,
+        device=model.device,
+        layer_devices=model.layer_devices,
+        rotated=model.rotated,
+        frames_per_step=model.frames_per_step,
     )
 
 
-def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
+def choose_rotary(model: StreamModel, config: MemoryConfig) -> Rotary:
     """Return the angles by which a memory removes rotations: the model's own, or ones that add up
     if it is compact.
     """
-    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
+    return model.rotary if config.positions == "stream" else model.precise_rotary
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
     """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor
     the device.
     """
-    cls = config.memory
-    spread = len(set(shape.layer_devices or ())) > 1
-
-    def make() -> Memory:
-        return LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
-
-    wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
-    if wanted > there / 16:
+    wanted = measure_memory(config, shape, rotary, there / 16)
+    if wanted > there:
+        raise OutOfMemory(
+            f"budget: {config.budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
+            f"and the device has {there / 2**30:.1f} GiB for it",
+            hint="choose a smaller budget",
+        )
+    return _make(config, shape, rotary)
+
+
+def measure_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, small: float) -> int:
+    """Return the bytes that a memory and a commit of it take, without making one.
+
+    Those of a commit alone if they are at most `small`, as the rest costs a second to find out.
+    """
+    wanted = sum(spec.nbytes for spec in config.memory.declare(config, shape))
+    if wanted > small:
         # A memory of tensors without data tells how many bytes one holds. A commit copies what is
         # saved, so both count. The import takes a second or two, and leaves cycles that would keep
         # the memories of all callers.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        # In inference mode a tensor of numbers would be made on the device.
+        # A tensor of numbers would be made on the device in inference mode.
         with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
-            wanted += make().bytes_held
+            wanted += _make(config, shape, rotary).bytes_held
         gc.collect()
-    if wanted > there:
-        raise OutOfMemory(
-            f"budget: {config.budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
-            f"and the device has {there / 2**30:.1f} GiB",
-            hint="choose a smaller budget",
-        )
-    return make()
+    return wanted
+
+
+def _make(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
+    if len(set(shape.layer_devices or ())) > 1 or shape.rotated is not None:
+        return LayerShards(config.memory, config, shape, rotary)
+    return config.memory(config, shape, rotary)
 
 
 def restore_memory(
-    config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]
+    config: MemoryConfig,
+    shape: MemoryShape,
+    rotary: Rotary,
+    tensors: Mapping[str, Tensor],
+    steps: int,
 ) -> Memory:
-    """Return the memory of these tensors.
+    """Return the memory of these tensors, which a stream of so many `steps` left.
 
     The state is not trusted: shapes are checked before the settings allocate anything.
     StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is
     named.
     """
     try:
-        check_tensor_shapes(tensors, config.memory.declare(config, shape))
+        specs = config.memory.declare(config, shape)
+        check_tensor_shapes(tensors, specs)
+        check_steps(tensors, specs, steps)
         memory = build_memory(config, shape, rotary)
         memory.load(tensors)
     except ConfigError as error:
@@ -111,7 +131,7 @@ def restore_memory(
 
 
 def _device_bytes(device: torch.device) -> float:
-    """Return the memory of a device, used and free; infinite if unknown."""
+    """Return the free memory of a machine, or all of another device; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return measure_machine_memory() or math.inf
+    return measure_free_memory() or math.inf

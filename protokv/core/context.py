@@ -22,9 +22,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
-from protokv.core.arrays import concat_rows
 from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by_moves_
+from protokv.device import kernels
+from protokv.device.arrays import concat_rows
 
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a
 # log-sum-exp, and so low that its exponential is 0 beside that of any slot in use.

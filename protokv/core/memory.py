@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from protokv.core.context import Context
-from protokv.core.graphs import Graphs
 from protokv.core.near import KVSlots
 from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
+from protokv.device.graphs import Graphs
+
+ConfigT = TypeVar("ConfigT", default=Any)
+"""The settings of a memory: a `MemoryConfig`, which this file does not know."""
 
 
 class Memory(ABC):
@@ -33,6 +37,7 @@ class Memory(ABC):
     graphs: Graphs | None = None  # of its updates
     steady: bool = False  # whether `context` does the same work on the same buffers each time
     retrieves: bool = False  # whether what `recall` shows depends on the question
+    reads_queries: bool = False  # whether a step comes with the queries that forwarded it
     joins_steps: bool = True  # whether a step may attend to earlier steps that are not appended yet
 
     @abstractmethod
@@ -111,13 +116,13 @@ class Memory(ABC):
         """Return plain numbers about the state, JSON-able."""
 
 
-class SingleDeviceMemory(Memory):
+class SingleDeviceMemory(Memory, Generic[ConfigT]):
     """A memory on one device, whose state is declared once and held in `parts`."""
 
     undivided: ClassVar[str] = ""  # why its layers must all be on one device; empty: they need not
     _slots: KVSlots
 
-    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: ConfigT, shape: MemoryShape, rotary: Rotary) -> None:
         """Make an empty memory. ConfigError: the config does not fit the model."""
         self._config = config
         self._shape = shape
@@ -125,7 +130,7 @@ class SingleDeviceMemory(Memory):
         self._sanitizer = StepSanitizer(shape)
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: ConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Return the tensors of its state under these settings; a subclass adds its own. Allocates
         nothing.
         """

@@ -16,10 +16,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.context import ANSWER_ROWS, SlotContext
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.device import kernels
 from protokv.errors import StateCorrupt
 
 # The parts of tokens, and the axis of each that counts them.
@@ -62,6 +62,20 @@ class KVSlots(StateTensors):
         self.values[:, :, self.sink] = values
         self.bias[:, :, self.sink] = 0.0
         self.started = True
+
+    def find_far(self, prototypes: Tensor, of_head: int, shown_as: int = 1) -> Tensor:
+        """Return the rows of `flat` that far slots have, `[n, shown_as]` int64.
+
+        `prototypes` `[n]` int64 count over all heads, of which each has `of_head`.
+        """
+        beside = self.rows_of_head - of_head * shown_as
+        head = prototypes.div(of_head, rounding_mode="floor")
+        first = torch.add(prototypes * shown_as, head, alpha=beside)
+        if shown_as == 1:
+            return (first + self.far.start)[:, None]
+        return first[:, None] + torch.arange(
+            self.far.start, self.far.start + shown_as, device=first.device
+        )
 
     def context(
         self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from protokv.core.sanitize import LARGEST_NUMBER
 from protokv.core.tensors import SLOTS, TensorSpec
 from protokv.errors import StateCorrupt
 
@@ -23,7 +24,8 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
-    """Check that a state has the declared names, shapes and dtypes, without reading a tensor.
+    """Check that a state has the declared names, shapes and dtypes, and numbers as a stream leaves
+    them: finite, and at most `LARGEST_NUMBER`.
 
     An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it.
     StateCorrupt: naming the first tensor that is missing, unknown or different.
@@ -49,6 +51,11 @@ def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]
             raise StateCorrupt(
                 f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {shape} {dtype}"
             )
+        if dtype.is_floating_point and all(shape):
+            least, most = found[name].aminmax()
+            # A comparison with NaN is false.
+            if not -LARGEST_NUMBER <= least <= most <= LARGEST_NUMBER:
+                raise StateCorrupt(f"state: tensor {name} holds numbers that no stream leaves")
         for dim, want, size in axes:
             if (want is None or dim in SLOTS) and sizes.setdefault(dim, (size, name))[0] != size:
                 first, other = sizes[dim]
@@ -58,6 +65,20 @@ def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]
                 )
     for name in found.keys() - declared.keys():
         raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
+
+
+def check_steps(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], steps: int) -> None:
+    """Check that no tensor knows a step that a stream of so many `steps` has not seen.
+    StateCorrupt.
+    """
+    for spec in specs:
+        known = tensors.get(spec.name, torch.empty(0))
+        if spec.name.endswith((".ring", "kept.count")):
+            known = known[-1:]  # counters, and last the newest step
+        elif spec.unit != "step":
+            continue
+        if known.numel() and int(known.max()) >= steps:
+            raise StateCorrupt(f"state: tensor {spec.name} knows a step after the last one")
 
 
 def split_tensors(tensors: Mapping[str, Tensor], *groups: str) -> list[dict[str, Tensor]]:

@@ -8,7 +8,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -21,35 +21,18 @@ from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import StateTensors, TensorSpec
 from protokv.errors import PositionWarning
 
-LEAST_EVIDENCE_SHARE: Final = 0.05
-"""Share of the strongest span below which the evidence may no longer be in memory. Fitted on
-development worlds, where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101
-and 184)."""
-
 
 @dataclass(frozen=True, slots=True)
 class PositionedStep:
     """A step of the stream at its positions."""
 
-    tokens: StepTokens  # what the model reads of it
+    tokens: StepTokens  # the tokens that the model reads of it
     positions: Tensor  # `[T, P]` int64, stream positions
     coordinates: Tensor  # `[T, 2]` float32, centres of cells
     highest: tuple[int, ...]  # the highest position of each component in the whole step
-    clock: StreamClock  # where the stream stands after it
+    clock: StreamClock  # the clock after it
     # the same after the last step with words, up to this one; None: there is none
     words_end: StreamClock | None = None
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class QuestionLogits:
-    """A question that was forwarded."""
-
-    logits: Tensor  # `[n, vocabulary]` float32 of its tokens, or of the last one alone
-    # what it attended to, and its tokens after those of steps that were read again
-    cache: TokenCache
-    # position of the first token of the answer; None: only the device needs it
-    next_position: int | None
-    prelude: Tensor  # stream positions `[R, P]` of the steps that were read again
 
 
 class TokenPlacement:
@@ -57,10 +40,11 @@ class TokenPlacement:
     ones.
     """
 
-    def __init__(self, backbone: Backbone, compact: bool) -> None:
+    def __init__(self, backbone: Backbone, compact: bool, origin: int) -> None:
+        """Place tokens; the stream begins at the position `origin`."""
         self._compact = compact
         self._moving = backbone.moving
-        self._origin = len(backbone.prefix_ids)
+        self._origin = origin
         self._limit = backbone.max_position
         if compact:
             self._rotary = backbone.precise_rotary
@@ -135,6 +119,8 @@ class SessionView(Protocol):
     cache: TokenCache
     clock: StreamClock
     placement: TokenPlacement
+    sink_tokens: int
+    outside: bool
 
     @property
     def transcript(self) -> TranscriptAttachment | None:
@@ -170,33 +156,6 @@ class Utterance:
     end_s: float
     text: str
     step: int = 0  # the index of the step that took it
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceSpan:
-    """Consecutive steps that each stand out; single steps between two of them are included."""
-
-    start_s: float  # stream time at the start of the first step
-    end_s: float  # and at the end of the last
-    share: float  # of attention, in [0, 1]
-    # what was said meanwhile, in order; of much, what has the greatest shares
-    words: tuple[Utterance, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The spans that an answer stands on."""
-
-    # the strongest first, at most three; none where no step stands out
-    spans: tuple[EvidenceSpan, ...]
-    measured: bool  # True if a low share says anything about this model
-
-    @property
-    def faint(self) -> bool | None:
-        """True if the evidence may no longer be in memory; None: not measured for this model."""
-        if not self.measured:
-            return None
-        return not self.spans or self.spans[0].share < LEAST_EVIDENCE_SHARE
 
 
 class TranscriptAttachment(SessionAttachment):

@@ -14,17 +14,18 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from protokv.core.arrays import write_rows_
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.context import Context
-from protokv.core.graphs import Graphs
 from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import ExactTokens, KVSlots, NearWindow, WindowMove
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.device.arrays import write_rows_
+from protokv.device.graphs import Graphs
 from protokv.errors import ConfigError
 
 # pseudo-tokens that are written at once: in float32 they take several times their bytes
@@ -84,7 +85,10 @@ class PrototypeConfig(MemoryConfig):
         return self.budget
 
 
-class PrototypeMemory(SingleDeviceMemory):
+PrototypeT = TypeVar("PrototypeT", bound=PrototypeConfig, default=PrototypeConfig)
+
+
+class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older
     ones.
     """
@@ -92,35 +96,32 @@ class PrototypeMemory(SingleDeviceMemory):
     rule: ClassVar[type[BankRule]]  # by which tokens enter the bank
     steady = True
 
-    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: PrototypeT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self.graphs: Graphs = Graphs(shape.device, beside=True)
         K = config.prototypes
-        S = config.slots_per_prototype
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
-        self._bank = self.bank_type(config)(shape, K)
+        self._bank = self.make_bank(config, shape)
         self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
-        # Of each prototype its slots among those of all heads, [B * K, S].
-        far = torch.arange(self._slots.far.start, self._slots.far.stop, device=shape.device)
-        heads = self._slots.rows_of_head * torch.arange(
-            shape.layers * shape.kv_heads, device=shape.device
-        )
-        self._slots_of_rows = (heads[:, None] + far).view(-1, S)
 
-    @staticmethod
-    def bank_type(config: Any) -> type[PrototypeBank]:
+    @classmethod
+    def bank_type(cls, config: PrototypeT) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
         return PrototypeBank
 
-    def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
+    def make_bank(self, config: PrototypeT, shape: MemoryShape) -> PrototypeBank:
+        """Return an empty bank; the slots exist."""
+        return self.bank_type(config)(shape, config.prototypes)
+
+    def new_slots(self, config: PrototypeT, shape: MemoryShape) -> KVSlots:
         """Return the slots that attention reads, all free."""
         return KVSlots(
             shape, far=config.prototypes * config.slots_per_prototype, near=config.near_tokens
         )
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: PrototypeT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the near window, the bank and its rule's own besides."""
         K = config.prototypes
         near = NearWindow.declare(shape, config.near_tokens)
@@ -202,19 +203,21 @@ class PrototypeMemory(SingleDeviceMemory):
         slots = self._slots
         S = self._config.slots_per_prototype
         for rows in torch.split(self._bank.take_touched_(), max(1, _TOKENS_AT_ONCE // S)):
-            where = self._slots_of_rows.index_select(0, rows)
+            where = slots.find_far(rows, self._config.prototypes, S)
             cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
             keys, values = self._pseudo_tokens(rows)
             keys = rotate(keys, cos[:, None], sin[:, None])
             for held, new in zip(slots.flat, (keys, values), strict=True):
+                if new is None:
+                    continue
                 new = new.to(held.dtype).expand(*where.shape, -1)
                 write_rows_(held, where.view(-1), new.flatten(0, 1))
         far = slots.bias[:, :, slots.far]
         far.copy_(self._spread(self._compute_bias(self._bank.mass)))
 
-    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return keys without rotation, and values, of prototypes `rows` `[n]`: `[n, 1, D]` or `[n,
-        S, D]` float32.
+        S, D]` float32. No values: the bank holds them in the slots.
         """
         keys, values = self._bank.centers(rows)
         return keys[:, None], values[:, None]
@@ -240,7 +243,7 @@ class PrototypeMemory(SingleDeviceMemory):
         """
         slots = self._slots
         far = (part[:, :, slots.far] for part in (slots.keys, slots.values, slots.bias))
-        return super().nbytes() | {"context": count_bytes(*far, self._slots_of_rows)}
+        return super().nbytes() | {"context": count_bytes(*far)}
 
     def report(self) -> dict[str, Any]:
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened

@@ -14,12 +14,18 @@ from math import tau
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import slice_rows
+from protokv.device.arrays import slice_rows
 
 Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
 """The rotary embedding of a model: positions `[..., P]` int64 to cos and sin, each `[..., R]`
 float32, `R <= D`.
 """
+
+
+def keep_still(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the angles of keys that do not rotate: none, `[..., 0]`."""
+    still = torch.zeros(*positions.shape[:-1], 0, device=positions.device)
+    return still, still
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

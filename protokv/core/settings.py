@@ -77,7 +77,7 @@ class MemoryConfig:
     """
 
     name: ClassVar[str]
-    memory: ClassVar[type[SingleDeviceMemory]]
+    memory: ClassVar[type[SingleDeviceMemory[Any]]]
 
     budget: Annotated[int, 1, MOST_BUDGET] = 6000
     positions: PositionMode = "stream"
@@ -229,7 +229,8 @@ def read_field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | Non
     """Return of each field of a config class its type, and the least and greatest value of a
     number.
     """
-    hints = get_type_hints(cls, localns={"SingleDeviceMemory": object}, include_extras=True)
+    # Any class with a parameter stands for the class of the memory, which is heavy to import.
+    hints = get_type_hints(cls, localns={"SingleDeviceMemory": list}, include_extras=True)
     found = {}
     for field in fields(cls):
         kind, *span = (

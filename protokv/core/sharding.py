@@ -1,5 +1,6 @@
-"""`LayerShards`: the memory of a model whose layers stand on several devices, one part for each run
-of layers.
+"""`LayerShards`: the memory of a model whose layers differ, one part for each run of equal layers.
+
+They stand on several devices, or some do not rotate their keys.
 
 Steps are split by layers, and states and contexts are joined: a state has the names, shapes and
 bytes of the memory of all layers, and one may load what the other saved. Knows no kind of memory;
@@ -19,7 +20,7 @@ from torch import Tensor
 from protokv.core.context import Context, KVSegment, PositionFacts
 from protokv.core.memory import Memory, SingleDeviceMemory
 from protokv.core.packing import restore_unused_slots
-from protokv.core.rotary import Rotary
+from protokv.core.rotary import Rotary, keep_still
 from protokv.core.sanitize import find_finite
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
@@ -43,14 +44,17 @@ class LayerShards(Memory):
         all on one device.
         """
         if cls.undivided:
-            why = f"the memory {config.name} cannot be spread over devices: {cls.undivided}"
+            why = f"the memory {config.name} cannot be divided by layers: {cls.undivided}"
             raise ConfigError(why, hint="load the model on one device, or use another memory")
         self.bounded = cls.bounded
         self.joins_steps = cls.joins_steps
         self._specs = cls.declare(config, shape)
-        # of the longest runs of layers that stand on one device, in order
+        # shapes of the longest runs of layers that are alike, in order
         self._runs: list[MemoryShape] = []
-        for device, layers in groupby(shape.layer_devices or [shape.device] * shape.layers):
+        self._parts: list[SingleDeviceMemory] = []
+        devices = shape.layer_devices or [shape.device] * shape.layers
+        rotated = shape.rotated or [True] * shape.layers
+        for (device, turns), layers in groupby(zip(devices, rotated, strict=True)):
             n = len(list(layers))
             first = sum(run.layers for run in self._runs)
             part = replace(
@@ -58,11 +62,12 @@ class LayerShards(Memory):
                 layers=n,
                 device=device,
                 layer_devices=None,
+                rotated=None,
                 part_of=shape.layers,
                 first_layer=first,
             )
             self._runs.append(part)
-        self._parts = [cls(config, own, rotary) for own in self._runs]
+            self._parts.append(cls(config, part, rotary if turns else keep_still))
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix; each part takes its layers."""
@@ -93,6 +98,9 @@ class LayerShards(Memory):
         steps = [
             replace(
                 step,
+                queries=None
+                if step.queries is None
+                else step.queries[run.own_layers].to(run.device),
                 keys=step.keys[run.own_layers].to(run.device),
                 values=step.values[run.own_layers].to(run.device),
                 positions=step.positions.to(run.device),
@@ -157,7 +165,7 @@ class LayerShards(Memory):
     def report(self) -> dict[str, Any]:
         """Return the report of the memory of all layers."""
         reports = [part.report() for part in self._parts]
-        # Where parts report different numbers, the number is a minimum over layers, such as the
+        # If parts report different numbers, the number is a minimum over layers, such as the
         # oldest step.
         least = {
             name: value if all(r[name] == value for r in reports) else min(r[name] for r in reports)

@@ -107,6 +107,8 @@ class StepKV:
     words: int = 0  # how many of the last tokens are what was said in the step
     # `[T]` bool, tokens that repeat the step before; None: not looked up
     repeats: Tensor | None = None
+    # `[L, Hq, T, D]` model dtype, rotated to stream positions; None: the memory does not read them
+    queries: Tensor | None = None
 
     def usable_only(self) -> StepKV:
         """Return the step without its unusable tokens. This waits for the device."""
@@ -123,14 +125,19 @@ class StepKV:
         usable, repeats = (
             None if held is None else held[some] for held in (self.usable, self.repeats)
         )
-        return StepKV(*kv, *places, self.step, usable, repeats=repeats)
+        queries = None if self.queries is None else self.queries[:, :, some]
+        return StepKV(*kv, *places, self.step, usable, repeats=repeats, queries=queries)
 
 
 def split_steps(
-    keys: Tensor, values: Tensor, places: Sequence[tuple[Tensor, Tensor, int]], first: int
+    keys: Tensor,
+    values: Tensor,
+    places: Sequence[tuple[Tensor, Tensor, int]],
+    first: int,
+    queries: Tensor | None = None,
 ) -> Iterator[StepKV]:
     """Yield consecutive steps, numbered from `first`, of the keys and values `[L, H, T, D]` of all
-    their tokens.
+    their tokens, and their queries `[L, Hq, T, D]` if the memory reads them.
 
     `places` are positions `[T, P]` and coordinates `[T, 2]` of each step, and how many of its last
     tokens are words.
@@ -139,8 +146,11 @@ def split_steps(
     for index, (positions, coordinates, words) in enumerate(places, first):
         tokens = len(positions)
         own_keys, own_values = (part.narrow(2, begin, tokens) for part in (keys, values))
+        asked = None if queries is None else queries.narrow(2, begin, tokens)
         begin += tokens
-        yield StepKV(own_keys, own_values, positions, coordinates, index, words=words)
+        yield StepKV(
+            own_keys, own_values, positions, coordinates, index, words=words, queries=asked
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,24 @@ class StreamClock:
     def step_seconds(self) -> float:
         """Stream time of one step."""
         return self.frames_per_step / self.fps
+
+    @property
+    def next_start_s(self) -> float:
+        """Where the next step starts if it follows without a gap."""
+        return self.steps * self.step_seconds
+
+    def after(self, start_s: float, tokens: int, highest: int) -> StreamClock:
+        """Return where the stream stands after one more step.
+
+        It starts at `start_s` and has so many tokens; `highest` is their highest position.
+        """
+        return replace(
+            self,
+            steps=self.steps + 1,
+            stream_time_s=start_s + self.step_seconds,
+            next_position=max(self.next_position, highest + 1),
+            tokens_seen=self.tokens_seen + tokens,
+        )
 
     def __post_init__(self) -> None:
         reached = max(self.steps, self.tokens_seen, self.next_position, self.stream_time_s)

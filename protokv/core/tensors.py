@@ -39,12 +39,12 @@ class TensorSpec:
     """One tensor of a state. Axes of one name have one size in all tensors."""
 
     name: str  # `group.name`
-    # what each axis counts, such as `("layer", "kv_head", "prototype", "feature")`
+    # the thing that each axis counts, such as `("layer", "kv_head", "prototype", "feature")`
     dims: tuple[str, ...]
     shape: tuple[int | None, ...]  # size of each axis; None if it grows with the stream
     dtype: torch.dtype
-    meaning: str  # what it holds, in a few words
-    unit: str = ""  # of its elements, for readers of a state
+    meaning: str  # its contents, in a few words
+    unit: str = ""  # unit of its elements, for readers of a state
     fill: float = 0  # the value before the stream begins, and in slots that are free again
     optional: bool = False  # whether it may be absent; it then holds `fill` throughout
 
@@ -122,10 +122,12 @@ class MemoryShape:
     head_size: int  # D
     position_components: int  # P, 1 for RoPE and 3 for M-RoPE
     sink_tokens: int  # P0, tokens of the prompt prefix; may be 0
-    dtype: torch.dtype  # of keys and values
-    device: torch.device  # of all tensors, unless `layer_devices` says otherwise
-    # of each layer of a model spread over several; None: `device`
+    dtype: torch.dtype  # dtype of keys and values
+    device: torch.device  # device of all tensors, unless `layer_devices` says otherwise
+    # device of each layer of a model spread over several; None: `device`
     layer_devices: Sequence[torch.device] | None = None
+    # whether each layer rotates its keys; None: all do
+    rotated: Sequence[bool] | None = None
     part_of: int | None = None  # number of layers of the whole model if these are only some of them
     first_layer: int = 0  # index in the whole model of the first of these layers
     frames_per_step: int = 1  # sampled frames that make a step

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from protokv.fleet.plan import VideoJob, find_fleet_states, list_video_jobs, locate_fleet_state
+from protokv.fleet.plan import VideoJob, list_video_jobs, locate_fleet_state
 from protokv.fleet.run import LocalWorkerPool, run_fleet
 from protokv.fleet.worker import JobRecipe, VideoFailure, VideoOutcome, preview_fleet
 
@@ -17,7 +17,6 @@ __all__ = [
     "VideoFailure",
     "VideoJob",
     "VideoOutcome",
-    "find_fleet_states",
     "list_video_jobs",
     "locate_fleet_state",
     "preview_fleet",

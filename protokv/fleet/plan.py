@@ -1,20 +1,22 @@
 """The videos of a fleet, the key of each, and where the states are.
 
 The key of a file is its stem; below a folder, or a prefix or glob of an object store, it is the
-path from there without the suffix. The state of the key `monday/door` is `monday/door.safetensors`.
+path from there without the suffix, unless two differ only in it. The state of the key
+`monday/door` is `monday/door.safetensors`.
 Nothing is opened here; a missing video is reported when its turn comes.
 """
 
 from __future__ import annotations
 
-import glob
-import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.state.store import STATE_FORMS, is_remote_state, make_state_name
+from protokv.bucket import in_bucket, list_bucket, stands_for_many
+from protokv.errors import ConfigError, SourceNotFound
+from protokv.state.folder import require_path_name
+from protokv.state.store import is_remote_state, make_state_name
 from protokv.video.address import (
     LIVE,
     VIDEO_SUFFIXES,
@@ -23,7 +25,6 @@ from protokv.video.address import (
     source_kind,
     source_stem,
 )
-from protokv.video.bucket import in_bucket, list_bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def list_video_jobs(sources: Iterable[str]) -> list[VideoJob]:
 def is_fleet_source(source: str) -> bool:
     """Return True if a source stands for the videos below it, not for one."""
     if in_bucket(source):
-        return source.endswith("/") or glob.has_magic(source)
-    return source_kind(source) == "file" and Path(_require_name(source)).is_dir()
+        return stands_for_many(source)
+    return source_kind(source) == "file" and Path(require_path_name(source)).is_dir()
 
 
 def _expand(source: str) -> Iterator[VideoJob]:
@@ -92,8 +93,10 @@ def _expand(source: str) -> Iterator[VideoJob]:
             f"there is no video in {source}",
             hint="check its spelling; names end in .mp4, .mkv, ...",
         )
+    alike = Counter(_cut_suffix(name) for name, _ in videos)
     for name, path in sorted(videos):
-        yield VideoJob(path, _cut_suffix(name))
+        key = _cut_suffix(name)
+        yield VideoJob(path, key if alike[key] == 1 else name)
 
 
 def make_video_key(source: str) -> str:
@@ -112,8 +115,9 @@ def _is_video(name: str) -> bool:
 
 
 def _cut_suffix(name: str) -> str:
-    path = PurePosixPath(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in VIDEO_SUFFIXES else str(path)
+    # Not by a path, which would give two keys of a bucket that differ in slashes one name.
+    suffix = PurePosixPath(name).suffix
+    return name.removesuffix(suffix) if suffix.lower() in VIDEO_SUFFIXES else name
 
 
 def locate_fleet_state(place: str, key: str) -> str:
@@ -121,43 +125,3 @@ def locate_fleet_state(place: str, key: str) -> str:
     folder, slash, stem = key.rpartition("/")
     name = folder + slash + make_state_name(stem)
     return f"{place.rstrip('/')}/{name}" if is_remote_state(place) else str(Path(place, name))
-
-
-def _require_name(path: str) -> str:
-    """Return a path that is not empty, which would be this folder. ConfigError."""
-    if not path:
-        raise ConfigError(
-            "the name of a source or a state is empty", hint="a variable of the shell may be unset"
-        )
-    return path
-
-
-def is_fleet_folder(path: str) -> bool:
-    """Return True if a path stands for the states below it, not for one."""
-    if is_remote_state(path):
-        return path.endswith("/")
-    folder = Path(_require_name(path))
-    return folder.suffix not in STATE_FORMS and (folder.is_dir() or path.endswith(("/", os.sep)))
-
-
-def find_fleet_states(place: str) -> list[str]:
-    """Return the states below a place, sorted by name, without reading them. StateNotFound if there
-    is none.
-    """
-    listed = list_bucket(place) if is_remote_state(place) else _walk(Path(place))
-    if not (found := sorted(path for name, path in listed if name.endswith(tuple(STATE_FORMS)))):
-        raise StateNotFound(
-            f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/"
-        )
-    return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, str]]:
-    for where, folders, names in os.walk(folder):
-        seen = [name for name in (*folders, *names) if not name.startswith(".")]
-        # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a
-        # suffix.
-        folders[:] = [
-            name for name in folders if name in seen and not name.endswith(tuple(STATE_FORMS))
-        ]
-        yield from ((name, str(Path(where, name))) for name in seen)

@@ -8,7 +8,6 @@ as no model, ends the fleet.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from typing import Any, Protocol
 from protokv.errors import ModelError
 from protokv.fleet.plan import VideoJob, locate_fleet_state
 from protokv.fleet.worker import FleetWorker, JobRecipe, VideoFailure, VideoOutcome
+from protokv.machine import begin_pool_process, inherited
 
 VIDEO_ATTEMPTS = 3  # how often a video may take its worker with it before it fails
 WORKER_POLL_S = 0.2  # between two calls of `should_stop`
@@ -85,8 +85,9 @@ class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
         if (executor := self._executors[index]) is None:
             device = self._devices[index % len(self._devices)]
-            settings = (self._recipe, device, self._scratch.name, self._stopped)
-            executor = self._executors[index] = ProcessPoolExecutor(1, _SPAWN, _begin, settings)
+            executor = ProcessPoolExecutor(1, _SPAWN, begin_pool_process, (self._stopped,))
+            self._executors[index] = executor
+            executor.submit(_begin, self._recipe, device, self._scratch.name)
         try:
             return executor.submit(_call, verb, args).result()
         except BrokenProcessPool as error:
@@ -105,20 +106,13 @@ class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
         self._scratch.cleanup()
 
 
-_workers: list[FleetWorker] = []  # that of this process; none in the coordinator's
+_workers: list[FleetWorker] = []  # the worker of this process; none in the coordinator's
 
 
-def _begin(recipe: JobRecipe, device: str, scratch: str, stopped: Any) -> None:
+def _begin(recipe: JobRecipe, device: str, scratch: str) -> None:
     tempfile.tempdir = scratch
-
-    def end_with_parent() -> None:
-        if parent := multiprocessing.parent_process():
-            parent.join()
-            # The state has its last commit.
-            os._exit(1)
-
+    stopped = inherited[0]
     _workers.append(FleetWorker(recipe, device, lambda: bool(stopped.value)))
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _call(verb: str, args: tuple[Any, ...]) -> Any:

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from protokv.backbones import identify_backbone
+from protokv.bucket import in_bucket
 from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import VideoJob, locate_fleet_state
@@ -24,12 +25,11 @@ from protokv.ingestion.events import IngestSummary, SourceNoted
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest_events
 from protokv.state.checkpoint import check_state_fits
+from protokv.state.folder import read_recorded_damage
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.sources import read_fingerprints
-from protokv.video import SourceDamage
 from protokv.video.address import source_kind
-from protokv.video.bucket import in_bucket
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import never_stop
 from protokv.words import find as words
@@ -49,7 +49,7 @@ class JobRecipe:
     """
 
     place: str  # folder, or prefix in an object store, of the states
-    options: IngestOptions = field(default_factory=IngestOptions)  # of each ingest
+    options: IngestOptions = field(default_factory=IngestOptions)  # options of each ingest
 
     def load(self, device: str) -> Backbone:
         """Load the model. Raises as `IngestOptions.load_model`."""
@@ -69,8 +69,8 @@ class VideoFailure:
     # the error of a single `ingest`; Damaged: the state has what could be read; WorkerDied: at each
     # attempt
     kind: str
-    message: str  # what is wrong
-    hint: str = ""  # what to do
+    message: str  # the failure, in one line
+    hint: str = ""  # a way out of it
 
     @classmethod
     def from_error(cls, error: Exception) -> VideoFailure:
@@ -102,7 +102,7 @@ class VideoOutcome:
     elapsed_s: float = 0.0  # seconds that the worker was busy with it
     attempts: int = 1  # how often it was begun
     failure: VideoFailure | None = None  # why it failed; of a watched or finished video, its damage
-    notes: tuple[str, ...] = ()  # what a user should know of the video that is no damage
+    notes: tuple[str, ...] = ()  # notes for the user on the video that are no damage
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""
@@ -275,14 +275,6 @@ def _is_changed(
     if choice in (words.SUBTITLES_AUTO, words.SUBTITLES_OFF):
         return before.get("kind") == "file" or (choice == words.SUBTITLES_OFF and before != {})
     return words.shorten_language(str(before.get("language", ""))) != words.shorten_language(choice)
-
-
-def read_recorded_damage(header: StateHeader) -> str:
-    """Return the damage of the last source of a state, or of its subtitles; empty if all was
-    read.
-    """
-    lost = words.read_recorded_subtitles(header.source).get("lost")
-    return SourceDamage.from_dict((header.source or {}).get("damage")).message or str(lost or "")
 
 
 def _check_settings(

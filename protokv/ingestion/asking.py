@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from protokv.core.session import Session
 from protokv.ingestion.events import QuestionAnswered
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import StandingQuestion
-from protokv.state.sources import MOST_ANSWER_CHARACTERS, MOST_STANDING_ANSWERS, StandingAnswer
+from protokv.state.sources import (
+    MOST_ANSWER_CHARACTERS,
+    MOST_STANDING_ANSWERS,
+    StandingAnswer,
+    make_notice,
+)
+from protokv.stream.session import Session
 from protokv.timings import time_stage
+from protokv.video import Source
 
 
 class StandingAsker:
@@ -26,11 +32,12 @@ class StandingAsker:
         session: Session,
         ask: Sequence[StandingQuestion],
         kept: Sequence[StandingAnswer],
-        live: LiveSource | None,
+        source: Source,
     ) -> None:
         """Refuse, before anything is watched, what the model cannot be asked. ConfigError."""
         self._session = session
-        self._live = live
+        self._source = source
+        self._live = source if isinstance(source, LiveSource) else None
         self.kept = list(kept)
         self._asked = [
             (one, replace(session.backbone.decoding, choices=one.choices)) for one in ask
@@ -44,6 +51,7 @@ class StandingAsker:
         session = self._session
         live = self._live
         found = list[QuestionAnswered]()
+        model = session.backbone.identity.name
         now_s = session.clock.stream_time_s
         for one, decoding in self._asked:
             if int(now_s / one.every_s + 1e-6) == int(before_s / one.every_s + 1e-6):
@@ -67,6 +75,7 @@ class StandingAsker:
                 if live
                 else None,
                 frames_dropped=live.frames_dropped - dropped if live else 0,
+                notice="" if self._source.info.drawn else make_notice(model),
             )
             last = next(
                 (row.answer for row in reversed(self.kept) if row.question == news.question), None

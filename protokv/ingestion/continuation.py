@@ -28,7 +28,7 @@ from protokv.state.sources import (
 )
 from protokv.state.store import StatePath
 from protokv.video import Source
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, read_recorded_subtitles
 
 

@@ -10,12 +10,13 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
 from protokv.ingestion.options import IngestOptions
+from protokv.memories import MemoryConfig
 from protokv.state.thumbnails import Thumbnails
+from protokv.stream.session import Session
 from protokv.video import Source, open_source, read_steps
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 from protokv.words.find import find_subtitles, name_subtitles
 from protokv.words.transcript import MOST_TRANSCRIPT_BYTES, Transcript
 
@@ -39,15 +40,18 @@ class IngestEstimate:
     steps: int | None  # of the whole stream
     tokens: int | None  # of the whole stream
     tokens_per_step: float  # mean of the tried steps
-    state_bytes: int  # of the state in memory
-    # of its tensors on disk once the memory is full; None: they grow with the stream
+    state_bytes: int  # bytes of the state in memory
+    # bytes of its tensors on disk once the memory is full; None: they grow with the stream
     most_bytes: int | None
     end_bytes: int | None  # about what it takes on disk at the end of the source
     seconds: float | None  # time of the run at the speed of the last tried steps
     tried_steps: int
+    # of the memory once it is full, as in `IngestProgress`
+    near_tokens: int
+    prototypes: int
     words: str | None  # the subtitles that would enter the stream; None: none
-    words_lost: str  # what of them cannot be read; empty: nothing as yet
-    notes: list[str]  # what a user should know of the source
+    words_lost: str  # a note on those that cannot be read; empty: nothing as yet
+    notes: list[str]  # notes for the user on the source
 
 
 def bound_state_bytes(
@@ -59,6 +63,11 @@ def bound_state_bytes(
     attached = (thumbnails.capacity_bytes if thumbnails else 0) + words * MOST_TRANSCRIPT_BYTES
     beside = attached + session.state_bytes - session.memory.bytes_held
     return None if session.memory.most_bytes is None else session.memory.most_bytes + beside
+
+
+def count_prototypes(config: MemoryConfig) -> int:
+    """Return how many prototypes stand for older tokens, one token each; 0: none, or not so."""
+    return 0 if hasattr(config, "pseudo_tokens") else config.prototypes
 
 
 def estimate_end_bytes(session: Session, end_s: float, thumbnails: Thumbnails | None) -> int:
@@ -144,6 +153,8 @@ def _try_steps(
         if steps is None or tried == 1
         else steps * (ends[-1] - ends[0]) / (len(ends) - 1),
         tried_steps=tried,
+        near_tokens=session.config.near_tokens,
+        prototypes=count_prototypes(session.config),
         words=name_subtitles(subtitles.record),
         words_lost=subtitles.lost or "",
         notes=list(source.notes),

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from protokv.core.parts import EvidenceSpan
 from protokv.state.sources import StandingAnswer
+from protokv.stream.evidence import EvidenceSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +19,18 @@ class IngestStarted:
     source: str  # its name
     # finished: watched to its end before, nothing to do
     how: Literal["started", "continued", "appended", "finished"]
-    steps: int  # of the state until now
+    steps: int  # total of the state until now
     stream_time_s: float
     locked: bool  # other processes are kept from writing the state
     fps: float  # sampled frames a second
     source_fps: float | None  # frames a second of the source; None: it does not say
-    # of the state in memory; the first step of a stream may change this and the next
+    # bytes of the state in memory; the first step of a stream may change this and the next
     state_bytes: int
-    # of its tensors on disk once the memory is full; None: they grow with the stream
+    # bytes of its tensors on disk once the memory is full; None: they grow with the stream
     most_bytes: int | None
     model: str
-    dtype: str  # of the model's weights, such as `bfloat16+4bit`
-    notice: str = ""  # what the model cannot read, in one line; empty: it reads any video
+    dtype: str  # dtype of the model's weights, such as `bfloat16+4bit`
+    notice: str = ""  # a limit of what the model reads, in one line; empty: it reads any video
     words: str | None = None  # the subtitles that enter the stream; None: none
 
 
@@ -42,13 +42,17 @@ class IngestProgress:
 
     steps: int  # watched until now
     stream_time_s: float
-    duration_s: float | None  # of the whole source; None: it does not say
+    duration_s: float | None  # length of the whole source; None: it does not say
     frames_per_second: float  # sampled frames that were watched in a second of the clock
-    state_bytes: int  # of the state in memory
+    state_bytes: int  # bytes of the state in memory
     # about what it takes on disk at the end of the source; None: no length is known
     end_bytes: int | None = None
     frames_dropped: int = 0  # as in `IngestSummary`, until now
     tokens_seen: int = 0  # visual tokens and words of the stream until now
+    # of the memory, once it is full: the last tokens, exactly, and what stands for older ones; the
+    # rest of the budget is for words
+    near_tokens: int = 0
+    prototypes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +105,13 @@ class FramesDropped:
 class QuestionAnswered(StandingAnswer):
     """A standing question was answered, from what was watched until then."""
 
-    probabilities: dict[str, float] | None = None  # of each choice
+    probabilities: dict[str, float] | None = None  # probability of each choice
     # the spans that the answer stood on; None unless asked for
     evidence: list[EvidenceSpan] | None = None
-    took_s: float = 0.0  # that asking took
+    took_s: float = 0.0  # time that asking took
     late_s: float | None = None  # how far behind a live source the answer came; None: it is a file
     frames_dropped: int = 0  # sampled frames that a live source lost meanwhile
+    notice: str = ""  # why the answer means nothing; empty: the model can read the video
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class Commit:
     state: str  # its name
     steps: int
     stream_time_s: float
-    file_bytes: int  # of the state on disk
+    file_bytes: int  # bytes of the state on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +134,15 @@ class IngestSummary:
     # at the end of the source, which may lie within that step; `stream_time_s` before the end
     watched_s: float
     tokens_seen: int  # of the whole stream
-    state_bytes: int  # of the state in memory
-    file_bytes: int  # of the state on disk
-    elapsed_s: float  # that this run took
+    state_bytes: int  # bytes of the state in memory
+    file_bytes: int  # bytes of the state on disk
+    elapsed_s: float  # time that this run took
     complete: bool  # the source was read to its end
     damaged: bool  # not all of the source could be read
-    damage: str  # what could not be read, where and why
+    damage: str  # damage: its kind, place and cause
     frames_dropped: int = 0  # sampled frames of a live source that the model had no time for
     gaps: int = 0  # how often a live source was lost
-    words_lost: str = ""  # what of the subtitles could not be read; empty: nothing
+    words_lost: str = ""  # a note on subtitles that could not be read; empty: nothing
 
 
 _News = SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | QuestionAnswered

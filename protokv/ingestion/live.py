@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from protokv.core.pushed import STREAM_GAP_S
 from protokv.errors import (
     ConfigError,
     ProtoKVError,
@@ -33,8 +32,15 @@ from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
+from protokv.stream.pushed import STREAM_GAP_S
 from protokv.video import Source, SourceDamage, SourceInfo
-from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind
+from protokv.video.address import (
+    PIPE,
+    STREAMED_SOURCES,
+    check_source_address,
+    redact_source,
+    source_kind,
+)
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
 from protokv.video.source import Frame, FrameRequest, never_stop
 
@@ -119,6 +125,8 @@ class LiveSource(Source):
         self._feed: _Feed | None = None
         self._reading: Source | None = None
         self._away_s: float | None = None
+        # how far the clock of the day was ahead of the other one at the last anchor
+        self._ahead_s: float | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -161,8 +169,13 @@ class LiveSource(Source):
     def record(self, stream_s: float) -> dict[str, Any]:
         """Return the source's record in a state at a commit."""
         self.log.committed_at = now_s = self.now()
-        if not self.log.anchors:
-            self.log.add_anchor(stream_s, now_s)
+        real_s = now_s
+        if self.log.anchors and self._ahead_s is not None:
+            # By how much the clock of the day was set since the last anchor. A model that lags
+            # behind the camera is no reason for another one.
+            real_s = self.log.real_time(stream_s) + now_s - self.clock() - self._ahead_s
+        if not self.log.anchors or self._ahead_s is not None:
+            self._anchor(stream_s, real_s)
         return {**asdict(self.info), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
@@ -189,7 +202,7 @@ class LiveSource(Source):
         self._feed = feed = _Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
         dropped = log.frames_dropped
         damaged = log.frames_damaged
-        # Of the connection: when it began, the frames watched, and how many were dropped before it.
+        # The connection: when it began, the frames watched, and how many were dropped before it.
         since_s = self.clock()
         watched = 0
         before = 0
@@ -221,8 +234,12 @@ class LiveSource(Source):
                 log.begin_gap(start_s + item.from_s, "no frames came")
                 log.end_gap(start_s + item.to_s)
 
+    def _anchor(self, stream_s: float, real_s: float) -> None:
+        if self.log.add_anchor(stream_s, real_s) or self._ahead_s is None:
+            self._ahead_s = self.now() - self.clock()
+
     def _begin(self, item: _Connection, stream_s: float) -> Iterator[SourceRecovered]:
-        self.log.add_anchor(stream_s, item.real_s)
+        self._anchor(stream_s, item.real_s)
         # Frames keep the size of the first ones for the life of the stream.
         width = self.info.width or item.info.width
         height = self.info.height or item.info.height
@@ -468,6 +485,8 @@ def open_live_source(
         return None
     from protokv.video.av_source import AVSource
 
+    # Before a model is loaded.
+    check_source_address(text)
     how: dict[str, Any] = {
         "max_pixels": max_pixels,
         "timeout_s": min(options.lost_after_s(kind), 1e6),

@@ -7,20 +7,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.settings import check_sampled_fps
 from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DurableConfig, MemoryConfig
-from protokv.state.checkpoint import load_recorded_backbone
 from protokv.state.header import StateHeader
 from protokv.state.thumbnails import DEFAULT_THUMBNAILS, MOST_THUMBNAILS
+from protokv.stream.opening import load_recorded_backbone
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
 from protokv.video.source import SourceSlice
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 
 DEFAULT_MODEL = "protokv/mini"
 """The model where none is named."""
@@ -81,7 +81,7 @@ class LiveOptions:
     # seconds without a frame after which it is lost; None: 20, for a pipe without end
     stall_s: float | None = None
     give_up_s: float | None = None  # seconds to try a lost source again; None: for ever
-    # of a slow model; None: a pipe waits, others drop old frames
+    # policy for a slow model; None: a pipe waits, others drop old frames
     on_pressure: Literal["drop", "wait"] | None = None
     for_s: float | None = None  # end after this much stream time
     input: Mapping[str, str] = field(default_factory=dict)  # options for FFmpeg
@@ -149,9 +149,9 @@ class IngestOptions:
     # The source. A part of it is a different source from the whole; stream time begins with the
     # part.
     fps: float | None = None  # sampled frames per second; None: the model's default
-    start_s: float = 0.0  # where to begin
+    start_s: float = 0.0  # the time to begin at
     duration_s: float | None = None  # how much to watch; None: to its end
-    decoder: Decoder = "auto"  # of a file; see `open_source`
+    decoder: Decoder = "auto"  # decoder of a file; see `open_source`
     max_frame_pixels: int | None = None  # the most that a frame of a file may have; None: 8K
     # a file beside the video, else a text track; or `off`, a file, or a language
     subtitles: str = "auto"
@@ -240,3 +240,31 @@ class IngestOptions:
         """
         whole = not self.start_s and self.duration_s is None
         return video if whole else SourceSlice(video, self.start_s, self.duration_s)
+
+
+class IngestSettings(TypedDict, total=False):
+    """The fields of `IngestOptions` but `config` as keywords: an editor knows their types."""
+
+    backbone: Backbone | str | None
+    device: str
+    dtype: str | None
+    device_map: str | None
+    quantization: str | None
+    revision: str | None
+    frame_tokens: int | None
+    system: str | None
+    fps: float | None
+    start_s: float
+    duration_s: float | None
+    decoder: Decoder
+    max_frame_pixels: int | None
+    subtitles: str
+    transcribe: str | None
+    every: Every | None
+    keep: int | None
+    append: bool
+    overwrite: bool
+    thumbnails: int
+    chunk: int | None
+    ask: tuple[StandingQuestion, ...]
+    live: LiveOptions

@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-from protokv.core.session import Session
+from protokv.bucket import in_bucket
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
 from protokv.ingestion.events import IngestEvent, IngestSummary
@@ -25,30 +25,38 @@ from protokv.ingestion.options import (
     EVERY_MINUTE,
     FILE_CHUNK_STEPS,
     IngestOptions,
+    IngestSettings,
 )
 from protokv.ingestion.prefetch import StopRequest
 from protokv.ingestion.watching import IngestRun, RunSetup
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import restore_session
 from protokv.state.reader import load_state
 from protokv.state.sources import StreamSegment, read_standing_answers
 from protokv.state.store import StatePath, find_store, make_state_name, refuse_input_as_target
+from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, address, open_source
-from protokv.video.bucket import in_bucket
 from protokv.video.source import never_stop
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 from protokv.words.find import find_subtitles
 from protokv.words.transcript import Transcript
 
 _AnySource = str | os.PathLike[str] | Source
 
 
+class _IngestKeywords(IngestSettings, total=False):
+    """The keywords of `ingest`: those of `ingest_events`."""
+
+    options: IngestOptions | None
+    should_stop: Callable[[], bool]
+    timings: Timings | None
+
+
 def ingest(
     source: _AnySource,
     target: StatePath | None = None,
     config: MemoryConfig | None = None,
-    **options: Any,
+    **options: Unpack[_IngestKeywords],
 ) -> IngestSummary:
     """Watch a source, or the rest of it, and keep the state on disk; return what came of it.
 
@@ -67,7 +75,7 @@ def ingest_events(
     options: IngestOptions | None = None,
     should_stop: Callable[[], bool] = never_stop,
     timings: Timings | None = None,
-    **settings: Any,
+    **settings: Unpack[IngestSettings],
 ) -> Generator[IngestEvent, None, None]:
     """Watch a source, or the rest of it, and keep the state on disk.
 
@@ -97,9 +105,9 @@ def ingest_events(
         StateError: the state is locked, does not fit, is corrupt or cannot be written.
         ModelError: the model cannot be loaded.
     """
-    if config is not None:
-        settings["config"] = config
     options = replace(options or IngestOptions(), **settings)
+    if config is not None:
+        options = replace(options, config=config)
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
     # The name of an object is the last part of its address.
     stem = Path(name).stem if in_bucket(name) else address.source_stem(name)
@@ -180,7 +188,7 @@ def _start(
         model = options.load_model(state)
     continuation.check_continued_sampling(path, state, model, options.fps)
     with time_stage(timings, "state"):
-        session = restore_session(state, model)
+        session = Session.restore(state, model)
     if isinstance(video, LiveSource):
         video.continue_from(record, state.clock.stream_time_s)
     chunk = options.chunk or (state.source or {}).get("chunk", 1)

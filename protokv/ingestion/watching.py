@@ -13,23 +13,22 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
-from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
+from protokv.ingestion.estimate import bound_state_bytes, count_prototypes, estimate_end_bytes
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
-from protokv.state.checkpoint import make_state
 from protokv.state.reader import StateReader
 from protokv.state.sources import StandingAnswer, StreamSegment, clip_source_end
 from protokv.state.store import StateStore
 from protokv.state.thumbnails import Thumbnails, make_thumbnail
+from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, SourceDamage, read_steps
 from protokv.video.sampling import VideoStep
-from protokv.words import Subtitles
+from protokv.words.cues import Subtitles
 from protokv.words.find import name_subtitles, read_recorded_subtitles
 from protokv.words.transcript import check_memory_takes_words
 
@@ -40,10 +39,10 @@ class RunSetup:
 
     session: Session
     segment: StreamSegment  # the part of the stream that its source fills
-    record: Mapping[str, Any]  # of the source, in the state
-    subtitles: Subtitles  # of the source, in its own time
+    record: Mapping[str, Any]  # record of the source, in the state
+    subtitles: Subtitles  # subtitles of the source, in its own time
     chunk: int  # steps that go through the model together
-    answers: Sequence[StandingAnswer] = ()  # that the state keeps
+    answers: Sequence[StandingAnswer] = ()  # answers that the state keeps
 
 
 class IngestRun:
@@ -72,7 +71,7 @@ class IngestRun:
         self._chunk = start.chunk
         self._timings = timings
         session.timings = timings
-        self._asker = StandingAsker(session, options.ask, start.answers, self._live)
+        self._asker = StandingAsker(session, options.ask, start.answers, source)
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._subtitles = start.subtitles
         self._loss_reported = False
@@ -252,8 +251,8 @@ class IngestRun:
             lost = {"lost": self._subtitles.lost} if self._subtitles.lost else {}
             record["words"] = {**self._subtitles.record, **lost}
         with time_stage(self._timings, "commit"):
-            state = make_state(
-                self._session, source=self._segment.record(record), complete=self._complete
+            state = self._session.make_state(
+                source=self._segment.record(record), complete=self._complete
             )
             self._bytes = self._store.commit(state)
         return events.Commit(
@@ -315,6 +314,8 @@ class IngestRun:
             end_bytes=estimate_end_bytes(session, end_s, self._thumbnails) if end_s else None,
             frames_dropped=self._live.log.frames_dropped if self._live else 0,
             tokens_seen=clock.tokens_seen,
+            near_tokens=session.config.near_tokens,
+            prototypes=count_prototypes(session.config),
         )
 
     def _summary(self) -> events.IngestSummary:

@@ -17,6 +17,7 @@ from protokv.core.settings import MemoryConfig as MemoryConfig
 
 if TYPE_CHECKING:
     from protokv.core.prototypes import PrototypeConfig as PrototypeConfig
+    from protokv.memories.compressed import HeldTokens as HeldTokens
     from protokv.memories.compressed import KVCompressionConfig as KVCompressionConfig
     from protokv.memories.compressed import ScoredMemory as ScoredMemory
     from protokv.memories.durable.settings import DurableConfig as DurableConfig
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from protokv.memories.paper.rule import ContinuityConfig as ContinuityConfig
     from protokv.memories.paper.rule import PaperConfig as PaperConfig
     from protokv.memories.rekv import ReKVConfig as ReKVConfig
+    from protokv.memories.reservoir import FirstTokensConfig as FirstTokensConfig
+    from protokv.memories.reservoir import RandomTokensConfig as RandomTokensConfig
     from protokv.memories.window import SlidingWindowConfig as SlidingWindowConfig
 
 _MEMORIES = {
@@ -39,6 +42,8 @@ _MEMORIES = {
     "rekv": ("rekv", "ReKVConfig"),
     "dycoke": ("dycoke", "DyCokeConfig"),
     "last-frames": ("last_frames", "LastFramesConfig"),
+    "first-tokens": ("reservoir", "FirstTokensConfig"),
+    "random": ("reservoir", "RandomTokensConfig"),
     "sliding-window": ("window", "SlidingWindowConfig"),
     "full": ("full", "FullConfig"),
 }
@@ -46,6 +51,7 @@ for _name, (_file, _class) in _MEMORIES.items():
     MEMORIES.add(_name, f"{__name__}.{_file}:{_class}")
 
 _HOMES = {name: f"{__name__}.{file}" for file, name in _MEMORIES.values()} | {
+    "HeldTokens": f"{__name__}.compressed",
     "KVCompressionConfig": f"{__name__}.compressed",
     "PrototypeConfig": "protokv.core.prototypes",
     "ScoredMemory": f"{__name__}.compressed",

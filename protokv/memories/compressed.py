@@ -1,10 +1,12 @@
 """`KVCompressionMemory`: exact tokens that are compressed when the next step would exceed the
 budget.
 
-Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `_KeptTokens` has the
-slots of the budget, `[far | near | free]`: far tokens were chosen by each layer or head for itself,
-near tokens are whole steps, the same in all heads. Both are in stream order. The border between
-them moves; the shape does not.
+Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `KeptTokensMemory`
+serves memories that never compress, too (`reservoir`).
+
+`KeptTokens` has the slots of the budget, `[far | near | free]`: far tokens were chosen by each
+layer or head for itself, near tokens are whole steps, the same in all heads. Both are in stream
+order. The border between them moves; the shape does not.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from typing_extensions import TypeVar
 
 from protokv.core.context import Context
 from protokv.core.memory import SingleDeviceMemory
@@ -46,25 +50,53 @@ class KVCompressionConfig(MemoryConfig):
         return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
-class KVCompressionMemory(SingleDeviceMemory):
-    """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the
-    config.
-    """
+ConfigT = TypeVar("ConfigT", bound=MemoryConfig, default=MemoryConfig)
+CompressionT = TypeVar("CompressionT", bound=KVCompressionConfig, default=KVCompressionConfig)
 
-    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+
+class KeptTokensMemory(SingleDeviceMemory[ConfigT]):
+    """At most M exact tokens a layer and KV head. A subclass says which tokens stay."""
+
+    def __init__(self, config: ConfigT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self.steady = config.positions == "stream"  # compact, it matters where the border is
+        # Compact, it matters where the border is. A memory that asks for queries runs no graph.
+        self.steady = config.positions == "stream" and not self.reads_queries
         self._slots = KVSlots(shape, far=config.budget, near=0)
-        self._kept = _KeptTokens(self._slots, shape)
+        self.kept = KeptTokens(self._slots, shape, attention=self.reads_queries)
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: ConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare M tokens besides."""
-        return (*super().declare(config, shape), *_KeptTokens.declare(shape, config.budget))
+        kept = KeptTokens.declare(shape, config.budget, attention=cls.reads_queries)
+        return (*super().declare(config, shape), *kept)
 
     def parts(self) -> Sequence[StateTensors]:
         """Return the kept tokens besides."""
-        return (*super().parts(), self._kept)
+        return (*super().parts(), self.kept)
+
+    def context(self) -> Context:
+        """Return all slots; the far ones hold the tokens that layers or heads chose for
+        themselves.
+        """
+        none = torch.zeros(
+            0, self._shape.position_components, dtype=torch.int64, device=self.kept.step.device
+        )
+        context = self._slots.context(none, lambda: self.kept.positions)
+        begin = context.far.start
+        return replace(context, far=slice(begin, begin + self.kept.far))
+
+    def report(self) -> dict[str, Any]:
+        """Return the number of near and far tokens, and the oldest step that any of them is
+        from.
+        """
+        kept = self.kept
+        counts = {"near_tokens_in_use": sum(kept.lengths), "far_tokens_in_use": kept.far}
+        oldest = int(kept.step[:, :, 0].min()) if kept.lengths else None
+        return counts | {"oldest_step": oldest} | super().report()
+
+
+class KVCompressionMemory(KeptTokensMemory[CompressionT]):
+    """A memory of exact tokens whose compressions keep `compressed_tokens` of the config."""
 
     @abstractmethod
     def _compress(self, keep: int) -> None:
@@ -72,77 +104,125 @@ class KVCompressionMemory(SingleDeviceMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step; compress the held tokens first if the step would exceed the budget."""
-        step = self._admit(step, self._kept.last_step).usable_only()
+        step = self._admit(step, self.kept.last_step).usable_only()
         T = len(step.positions)
         if not T:
             return
         if self._exceeds(T):
             self._compress(self._room_beside(T))
-        self._kept.append(step)
+        self.kept.append(step)
 
     def _exceeds(self, tokens: int) -> bool:
         """Return True if a step of `tokens` fits only after a compression."""
-        M: int = self._config.budget
-        return len(self._kept) + min(tokens, M) > M
+        M = self._config.budget
+        return len(self.kept) + min(tokens, M) > M
 
     def _room_beside(self, tokens: int) -> int:
         """Return how many tokens a compression keeps so that a step of `tokens` fits."""
-        keep: int = min(self._config.compressed_tokens, max(0, self._config.budget - tokens))
-        return keep
-
-    def context(self) -> Context:
-        """Return all slots; the far ones hold the tokens that layers or heads chose for
-        themselves.
-        """
-        none = torch.zeros(
-            0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device
-        )
-        context = self._slots.context(none, lambda: self._kept.positions)
-        begin = context.far.start
-        return replace(context, far=slice(begin, begin + self._kept.far))
-
-    def report(self) -> dict[str, Any]:
-        """Return the number of near and far tokens, and the oldest step that any of them is
-        from.
-        """
-        kept = self._kept
-        counts = {"near_tokens_in_use": sum(kept.lengths), "far_tokens_in_use": kept.far}
-        oldest = int(kept.step[:, :, 0].min()) if kept.lengths else None
-        return counts | {"oldest_step": oldest} | super().report()
+        return min(self._config.compressed_tokens, max(0, self._config.budget - tokens))
 
 
-class ScoredMemory(KVCompressionMemory):
+@dataclass(frozen=True, slots=True)
+class HeldTokens:
+    """The N held tokens of one layer, oldest first, from which a compression chooses."""
+
+    layer: int  # its index in the model
+    keys: Tensor  # `[H, N, D]` float32, rotated to their stream positions
+    values: Tensor  # `[H, N, D]` float32
+    positions: Tensor  # `[H, N, P]` int64, stream positions
+    coordinates: Tensor  # `[H, N, 2]` float32, `(x, y)` of the cell centres in [0, 1]
+    steps: Tensor  # `[H, N]` int64, indices of the steps they came in
+    # `[Hq, T, D]` float32, rotated, of the step that needs room; None unless the memory sets
+    # `reads_queries`
+    queries: Tensor | None
+    # `[H, N]` float32, the attention that each token got from all steps since it came, summed over
+    # queries and query heads; None as above
+    attention: Tensor | None
+
+
+class ScoredMemory(KVCompressionMemory[CompressionT]):
     """A rule of one's own: a compression keeps the newest step whole, and of the older tokens those
     that score best.
 
     A subclass says `score`; its settings are a `KVCompressionConfig` with a name, whose `memory` is
-    the subclass.
+    the subclass. With `reads_queries = True` the score sees queries and attention, too. Such a
+    memory needs a session: `protokv.Cache` refuses it.
     """
 
     @abstractmethod
-    def score(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Return how much each token is worth keeping, `[H, N]` float32; of equal ones the newer
-        stays.
-
-        `keys` and `values` `[H, N, D]` float32 are of all tokens of a layer, oldest first; keys are
-        rotated.
+    def score(self, held: HeldTokens) -> Tensor:
+        """Return how much each token of a layer is worth keeping, `[H, N]` float32; of equal ones
+        the newer stays.
         """
+
+    def append(self, step: StepKV) -> None:
+        """Take one step, as every memory of exact tokens; note first where its queries look."""
+        if not self.reads_queries:
+            return super().append(step)
+        if step.queries is None:
+            raise RuntimeError("this memory reads queries, and the step comes without them")
+        step = self._admit(step, self.kept.last_step).usable_only()
+        assert step.queries is not None
+        self._queries = step.queries
+        attention = self._measure_attention(step, step.queries)
+        held = len(self.kept)
+        self.kept.attention[:, :, :held] += attention[:, :, :held]
+        super().append(step)
+        newest = self.kept.lengths[-1] if self.kept.lengths else 0
+        begin = len(self.kept) - newest
+        fresh = attention[:, :, attention.shape[2] - newest :]
+        self.kept.attention[:, :, begin : len(self.kept)] = fresh
+        return None
+
+    def _measure_attention(self, step: StepKV, queries: Tensor) -> Tensor:
+        """Return the attention `[L, H, n + T]` float32 that the queries of a step give to held
+        tokens and to its own, the prompt prefix included in the softmax.
+        """
+        kept = self.kept
+        L, H, T, D = step.keys.shape
+        n = len(kept)
+        later = torch.ones(T, T, dtype=torch.bool, device=queries.device).triu(1)
+        hidden = functional.pad(later, (self._shape.sink_tokens + n, 0))
+        sums = []
+        for layer in range(L):
+            prefix = self._slots.keys[layer, :, self._slots.sink]
+            own = (prefix, kept.keys[layer, :, :n], step.keys[layer])
+            keys = torch.cat(own, 1).float()
+            folded = queries[layer].float().view(H, -1, T, D)
+            logits = folded @ keys.mT[:, None] / D**0.5
+            weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+            sums.append(weights.nan_to_num().sum((1, 2))[:, self._shape.sink_tokens :])
+        return torch.stack(sums)
 
     def _compress(self, keep: int) -> None:
         """Keep `keep` tokens: the newest step, and the best of the others in each layer and
         head.
         """
-        kept = self._kept
-        held = len(kept)
+        kept = self.kept
+        n = len(kept)
         newest = kept.newest_within(keep)
         heads = torch.arange(self._shape.kv_heads, device=kept.step.device)[:, None]
-        for parts in zip(*kept.parts, strict=True):
-            worth = self.score(*(part[:, :held].float() for part in parts[:2]))
-            worth[:, held - sum(newest) :] = torch.inf
-            index = mark_highest_scores(worth, keep).nonzero()[:, 1].view(-1, keep)
-            for part in parts:
-                part[:, :keep] = part[heads, index]
+        for layer in range(self._shape.layers):
+            worth = self.score(self._show(layer, n))
+            worth[:, n - sum(newest) :] = torch.inf
+            index = mark_highest_scores(worth, keep).nonzero()[:, 1].view(len(heads), keep)
+            for part in kept.per_token:
+                part[layer, :, :keep] = part[layer][heads, index]
         kept.truncate(keep, newest)
+
+    def _show(self, layer: int, n: int) -> HeldTokens:
+        """Return the `n` held tokens of a layer."""
+        kept = self.kept
+        return HeldTokens(
+            layer=self._shape.first_layer + layer,
+            keys=kept.keys[layer, :, :n].float(),
+            values=kept.values[layer, :, :n].float(),
+            positions=kept.positions[layer, :, :n],
+            coordinates=kept.coordinates[layer, :, :n],
+            steps=kept.step[layer, :, :n],
+            queries=self._queries[layer].float() if self.reads_queries else None,
+            attention=kept.attention[layer, :, :n] if self.reads_queries else None,
+        )
 
 
 def mark_highest_scores(score: Tensor, n: int) -> Tensor:
@@ -153,12 +233,12 @@ def mark_highest_scores(score: Tensor, n: int) -> Tensor:
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
 
 
-class _KeptTokens(StateTensors):
+class KeptTokens(StateTensors):
     """M slots for each layer and head: `keys` and `values` are views of the slots; `declare` has
     the others.
     """
 
-    def __init__(self, slots: KVSlots, shape: MemoryShape) -> None:
+    def __init__(self, slots: KVSlots, shape: MemoryShape, *, attention: bool = False) -> None:
         held = slots.far
         self.keys = slots.keys[:, :, held]
         self.values = slots.values[:, :, held]
@@ -169,6 +249,8 @@ class _KeptTokens(StateTensors):
         )
         self.coordinates = torch.zeros(L, H, M, 2, device=shape.device)
         self.step = torch.full((L, H, M), -1, device=shape.device)
+        # attention that each token got from the queries of steps; empty if nobody sums it
+        self.attention = torch.zeros(L, H, M if attention else 0, device=shape.device)
         self.far = 0  # far tokens
         # Tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the
         # device.
@@ -179,9 +261,10 @@ class _KeptTokens(StateTensors):
         return self.far + sum(self.lengths)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """Keys, values, positions, coordinates and steps."""
-        return self.keys, self.values, self.positions, self.coordinates, self.step
+    def per_token(self) -> tuple[Tensor, ...]:
+        """Keys, values, positions, coordinates and steps, and the attention if it is summed."""
+        always = self.keys, self.values, self.positions, self.coordinates, self.step
+        return (*always, self.attention) if self.attention.numel() else always
 
     def append(self, step: StepKV) -> None:
         """Copy a step into free slots; of a step larger than M, only the last M tokens."""
@@ -189,13 +272,20 @@ class _KeptTokens(StateTensors):
         slots = slice(len(self), len(self) + T)
         new = step.tokens(slice(len(step.positions) - T, None))
         for held, given in zip(
-            self.parts, (new.keys, new.values, new.positions, new.coordinates), strict=False
+            self.per_token, (new.keys, new.values, new.positions, new.coordinates), strict=False
         ):
             held[:, :, slots] = given
         self.step[:, :, slots] = step.step
         self._bias[:, :, slots] = 0.0
-        self.lengths.append(T)
+        if T:
+            self.lengths.append(T)
         self.last_step = step.step
+
+    def keep_(self, index: Tensor) -> None:
+        """Keep the tokens `index` `[n]` int64, increasing, in all layers and heads alike."""
+        for part in self.per_token:
+            part[:, :, : len(index)] = part[:, :, index]
+        self.truncate(len(index), [])
 
     def newest_within(self, keep: int) -> list[int]:
         """Return the length of the newest near step, if it has at most `keep` tokens."""
@@ -206,12 +296,15 @@ class _KeptTokens(StateTensors):
         `recent`.
         """
         self.step[:, :, keep:] = -1
+        self.attention[:, :, keep:] = 0.0
         self._bias[:, :, keep:] = -torch.inf
         self.far = keep - sum(recent)
         self.lengths = recent
 
     @staticmethod
-    def declare(shape: MemoryShape, tokens: int) -> tuple[TensorSpec, ...]:
+    def declare(
+        shape: MemoryShape, tokens: int, *, attention: bool = False
+    ) -> tuple[TensorSpec, ...]:
         """Declare M slots."""
         L = shape.layers
         H = shape.kv_heads
@@ -221,6 +314,8 @@ class _KeptTokens(StateTensors):
         slot = (LAYER, "kv_head", "kept_token")
         slots = (L, H, M)
         i64 = torch.int64
+        meaning = "attention that they got from the queries of steps"
+        summed = TensorSpec("kept.attention", slot, slots, torch.float32, meaning)
         return (
             TensorSpec(
                 "kept.keys",
@@ -254,13 +349,15 @@ class _KeptTokens(StateTensors):
             TensorSpec(
                 "kept.count", ("field",), (3,), i64, "far tokens, near tokens, last step seen"
             ),
+            *([summed] if attention else []),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the saved tensors, live."""
-        names = ("kept.keys", "kept.values", "kept.positions", "kept.coordinates", "kept.step")
+        names = ("keys", "values", "positions", "coordinates", "step", "attention")
         counts = torch.tensor([self.far, sum(self.lengths), self.last_step])
-        return dict(zip(names, self.parts, strict=True)) | {"kept.count": counts}
+        held = {f"kept.{name}": tensor for name, tensor in zip(names, self.per_token, strict=False)}
+        return held | {"kept.count": counts}
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return the bias of the slots."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class DyCokeConfig(MemoryConfig):
     merge_share: ShareSetting = 0.7
 
 
-class DyCoke(SlidingWindow):
+class DyCoke(SlidingWindow[DyCokeConfig]):
     """A sliding window whose steps are thinned out before the model reads them."""
 
     def __init__(self, config: DyCokeConfig, shape: MemoryShape, rotary: Rotary) -> None:
@@ -56,7 +56,7 @@ class DyCoke(SlidingWindow):
         self._group = _FrameGroup(shape)
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: DyCokeConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the window and the features to compare with."""
         return (*super().declare(config, shape), *_FrameGroup.declare(shape))
 

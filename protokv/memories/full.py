@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from torch import Tensor
 
@@ -29,13 +29,13 @@ class FullConfig(MemoryConfig):
     name: ClassVar[str] = "full"
 
 
-class FullCache(SlidingWindow):
+class FullCache(SlidingWindow[FullConfig]):
     """All tokens of the stream, in a window that doubles when it is full and never evicts."""
 
     bounded = steady = False
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: FullConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare a window of any number of tokens."""
         return (*SingleDeviceMemory.declare(config, shape), *NearWindow.declare(shape, None))
 

@@ -69,7 +69,7 @@ class HermesConfig(KVCompressionConfig):
         return (_ProbeListener(),)
 
 
-class Hermes(KVCompressionMemory):
+class Hermes(KVCompressionMemory[HermesConfig]):
     """At most M tokens per layer; a compression keeps a share of them."""
 
     joins_steps = False
@@ -77,12 +77,12 @@ class Hermes(KVCompressionMemory):
 
     def probes_for(self, tokens: int) -> Sequence[str]:
         """Return the three pseudo queries if the step would exceed the budget."""
-        return PROBE_TEXTS if len(self._kept) and self._exceeds(tokens) else ()
+        return PROBE_TEXTS if len(self.kept) and self._exceeds(tokens) else ()
 
     def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
         """Make room for a step of `tokens`, ranked by the attention of the pseudo queries."""
-        kept = self._kept
-        n = len(self._kept)
+        kept = self.kept
+        n = len(self.kept)
         P0 = self._shape.sink_tokens
         held = self._slots.context(kept.positions[0, 0, :0]).keys
         seen = []
@@ -101,8 +101,8 @@ class Hermes(KVCompressionMemory):
         """Keep the `keep` tokens of each layer that `_rank` scores highest, and the newest step
         whole if it fits.
         """
-        kept = self._kept
-        n = len(self._kept)
+        kept = self.kept
+        n = len(self.kept)
         newest = kept.newest_within(keep)
         older = n - sum(newest)
         room = keep - sum(newest)
@@ -114,7 +114,7 @@ class Hermes(KVCompressionMemory):
             if summarised:
                 chosen[self._summarise(layer, ~chosen)] = True
             index = torch.cat((chosen.nonzero().squeeze(1), newest_slots))
-            for part in kept.parts:
+            for part in kept.per_token:
                 part[layer, :, :keep] = part[layer][:, index]
         kept.truncate(keep, newest)
 
@@ -124,7 +124,7 @@ class Hermes(KVCompressionMemory):
         """
         rows = dropped.nonzero().squeeze(1)
         last = rows[-1:]
-        keys, values, positions, coordinates, _ = (part[layer] for part in self._kept.parts)
+        keys, values, positions, coordinates, _ = (part[layer] for part in self.kept.per_token)
         here = positions[:, rows]
         there = positions[:, last]
         moved = rerotate(keys[:, rows].float(), here, there.expand_as(here), self._rotary)

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from protokv.core.arrays import add_rows_
 from protokv.core.settings import ShareSetting
+from protokv.device.arrays import add_rows_
 from protokv.memories.compressed import (
     KVCompressionConfig,
     KVCompressionMemory,
@@ -59,7 +59,7 @@ class InfiniPotVConfig(KVCompressionConfig):
     recent_share: ShareSetting = 0.25
 
 
-class InfiniPotV(KVCompressionMemory):
+class InfiniPotV(KVCompressionMemory[InfiniPotVConfig]):
     """At most M tokens per layer and KV head; a compression keeps |C| of them."""
 
     def _compress(self, keep: int) -> None:
@@ -70,7 +70,7 @@ class InfiniPotV(KVCompressionMemory):
         (TaR).
         3. Of the others, keep those with the largest value norms (VaN), until `keep` are chosen.
         """
-        kept = self._kept
+        kept = self.kept
         held = len(kept)
         recent_steps = self._recent_steps(keep)
         recent = sum(recent_steps)
@@ -83,7 +83,7 @@ class InfiniPotV(KVCompressionMemory):
         heads = torch.arange(H, device=device)[:, None]
         # Layer by layer: float32 scores of all layers would take several times the bytes of the
         # memory.
-        for keys, values, positions, coordinates, step in zip(*kept.parts, strict=True):
+        for keys, values, positions, coordinates, step in zip(*kept.per_token, strict=True):
             cached = keys[:, :held].float()
             similarity = _measure_redundancy(
                 cached[:, :older],
@@ -106,9 +106,9 @@ class InfiniPotV(KVCompressionMemory):
         """Return the lengths of the near steps that stay whole, oldest first: the newest step, and
         more if they fit.
         """
-        limit = min(keep, int(self._config.recent_share * len(self._kept)))
+        limit = min(keep, int(self._config.recent_share * len(self.kept)))
         recent: list[int] = []
-        for tokens in reversed(self._kept.lengths):
+        for tokens in reversed(self.kept.lengths):
             if sum(recent) + tokens > (limit if recent else keep):
                 break
             recent.insert(0, tokens)

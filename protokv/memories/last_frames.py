@@ -41,7 +41,7 @@ class LastFramesConfig(MemoryConfig):
     last_steps: Annotated[int, 1, MOST_BUDGET] = 4
 
 
-class LastFramesMemory(SlidingWindow):
+class LastFramesMemory(SlidingWindow[LastFramesConfig]):
     """The last N whole steps that fit the budget; of a step larger than the budget, its last
     tokens.
     """

@@ -33,12 +33,12 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.context import EMPTY_BIAS, Context, KVSegment, PositionFacts
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.device import kernels
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
 
@@ -62,7 +62,7 @@ class ReKVConfig(MemoryConfig):
         return min(_LOCAL_TOKENS, self.budget)
 
 
-class ReKV(SlidingWindow):
+class ReKV(SlidingWindow[ReKVConfig]):
     """A local window on the device for encoding, and an archive of everything for questions."""
 
     bounded = False
@@ -74,7 +74,7 @@ class ReKV(SlidingWindow):
         self._archive = _Archive(shape, rotary, config.budget)
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: ReKVConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the local window and the archive."""
         return (*super().declare(config, shape), *_Archive.declare(shape))
 
@@ -158,7 +158,8 @@ class _Archive(StateTensors):
         """Take one step."""
         self.next_position = max(self.next_position, int(step.positions.max()) + 1)
         step = step.usable_only()
-        bare = unrotate(step.keys.float(), *self.rotary(step.positions))
+        cos, sin = self.rotary(step.positions)
+        bare = unrotate(step.keys.float(), cos, sin)
         for start in range(0, len(step.positions), self.budget):
             rows = slice(start, start + self.budget)
             self._add(
@@ -338,7 +339,8 @@ class RetrievalContext(Context):
             self.next_position, self.next_position + query.shape[1], device=query.device
         )
         components = len(blocks[-1].high) if blocks else 1
-        bare = unrotate(query.float(), *self.archive.rotary(line[:, None].expand(-1, components)))
+        cos, sin = self.archive.rotary(line[:, None].expand(-1, components))
+        bare = unrotate(query.float(), cos, sin)
         # Adding up the query heads of a KV head gives the same product as repeating block keys for
         # every query head.
         wanted = bare.mean(1).reshape(keys.shape[2], -1, keys.shape[3]).sum(1)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from typing_extensions import TypeVar
+
 from protokv.core.context import Context
 from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import KVSlots, NearWindow
@@ -24,25 +26,28 @@ class SlidingWindowConfig(MemoryConfig):
     name: ClassVar[str] = "sliding-window"
 
 
-class SlidingWindow(SingleDeviceMemory):
+WindowT = TypeVar("WindowT", bound=MemoryConfig, default=MemoryConfig)
+
+
+class SlidingWindow(SingleDeviceMemory[WindowT]):
     """The prompt prefix and a ring of W exact tokens; whole steps leave, oldest first."""
 
     steady = True
 
-    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: WindowT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self._slots, self._near = self._allocate(self._first_capacity())
 
     def _first_capacity(self) -> int:
         """Return the number of tokens to allocate at first."""
-        return int(self._config.near_tokens)
+        return self._config.near_tokens
 
     def _allocate(self, capacity: int) -> tuple[KVSlots, NearWindow]:
         slots = KVSlots(self._shape, far=0, near=capacity)
         return slots, NearWindow(slots, self._shape.position_components)
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: WindowT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare a window of W tokens besides."""
         return (*super().declare(config, shape), *NearWindow.declare(shape, config.near_tokens))
 

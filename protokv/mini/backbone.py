@@ -70,7 +70,7 @@ class MiniBackbone(GridBackbone, PackagedModel):
         self.stop_ids = frozenset({text["eos_token_id"]})
         self.frames_per_step = self._pixels.temporal_patch_size
         self.default_fps = float(config["protokv_fps"])
-        # By default the second layer: see `samples/studies/evidence/`.
+        # The second layer by default: see `samples/studies/evidence/`.
         self.reading_layers = tuple(config.get("protokv_reading_layers", (1,)))
         self._tokens_per_second: int = config["vision_config"]["tokens_per_second"]
         self.settings = self._pixels.settings(self.default_fps)

@@ -8,7 +8,7 @@ transformers implements it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +38,7 @@ class MiniVisionTower:
             select_weights_by_prefix(weights, f"blocks.{i}.") for i in range(config["depth"])
         ]
         for block in self._blocks:
-            _join(block, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
+            _join(block, "mlp.in", ["mlp.gate_proj", "mlp.up_proj"])
         self._merger = select_weights_by_prefix(weights, "merger.")
 
     def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -48,7 +48,7 @@ class MiniVisionTower:
         steps, n = patches.shape[:2]
         x = functional.linear(patches, self._projection)
         size = x.shape[-1] // self._heads
-        cos, sin = _axial_angles(*grid, self._merge, size, self._theta, x.device)
+        cos, sin = _axial_angles(grid, self._merge, size, self._theta, x.device)
         for w in self._blocks:
             qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(
                 steps, n, 3, self._heads, size
@@ -81,8 +81,8 @@ class MiniLanguageModel:
             for i in range(config["num_hidden_layers"])
         ]
         for layer in self._layers:
-            _join(layer, "qkv", *(f"self_attn.{name}_proj" for name in "qkv"))
-            _join(layer, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
+            _join(layer, "qkv", [f"self_attn.{name}_proj" for name in "qkv"])
+            _join(layer, "mlp.in", ["mlp.gate_proj", "mlp.up_proj"])
         rope = config["rope_parameters"]
         half = torch.arange(0, self.head_size, 2, dtype=torch.float)
         self._frequency = (1.0 / (rope["rope_theta"] ** (half / self.head_size))).to(
@@ -138,7 +138,7 @@ def select_weights_by_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict
     }
 
 
-def _join(weights: dict[str, Tensor], name: str, *parts: str) -> None:
+def _join(weights: dict[str, Tensor], name: str, parts: Sequence[str]) -> None:
     """Join weights of several products over the same input into one."""
     for kind in ("weight", "bias"):
         if f"{parts[0]}.{kind}" in weights:
@@ -165,12 +165,12 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _axial_angles(
-    rows: int, columns: int, merge: int, size: int, theta: float, device: torch.device
+    grid: tuple[int, int], merge: int, size: int, theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin `[patches, 1, 1, size]` float32 in token order; half of the pairs rotate
     by row.
     """
-    cells = torch.cartesian_prod(*(torch.arange(n) for n in (rows, columns, merge, merge)))
+    cells = torch.cartesian_prod(*(torch.arange(n) for n in (*grid, merge, merge)))
     places = torch.stack([cells[:, 0] * merge + cells[:, 2], cells[:, 1] * merge + cells[:, 3]], -1)
     half = size // 2
     frequency = 1.0 / (theta ** (torch.arange(0, half, 2, dtype=torch.float) / half))

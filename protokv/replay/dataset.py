@@ -38,7 +38,7 @@ class OpenDataset:
 
     streams: Sequence[ReplayStream]
     missing: dict[str, str]  # name of a video -> why it cannot be read
-    notes: Counter[str]  # what was left out or differs from the publication -> how often
+    notes: Counter[str]  # each thing that was left out or differs from the publication -> how often
 
 
 class _KeyFrames(ReplayStream):

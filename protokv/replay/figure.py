@@ -39,7 +39,7 @@ def check_figure_path(path: str | Path) -> None:
     or folder.
     """
     if find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib", hint="pip install 'protokv[plot]'")
+        raise ConfigError("figures need matplotlib", hint="pip install matplotlib")
     if Path(path).suffix.lower() not in _FORMS:
         raise ConfigError(
             f"cannot draw to {path}", hint=f"name a file with one of {', '.join(_FORMS)}"

@@ -109,7 +109,7 @@ class Judge:
             import openai
         except ImportError as error:
             raise ConfigError(
-                "this judge needs the openai client", hint="pip install 'protokv[judge]'"
+                "this judge needs the openai client", hint="pip install openai"
             ) from error
         if not os.environ.get("OPENAI_API_KEY"):
             raise ConfigError(

@@ -29,7 +29,7 @@ from protokv.texts import check_question_text
 DelayStart = Literal["evidence", "query", "end"]
 
 ASK_SLACK_S = 1e-6  # container durations are rounded: an ask this far after the end still counts
-# by default
+# the default delays
 DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
 ALL_QUESTION_TYPES = "all"
 

@@ -46,7 +46,7 @@ class ReplayTrial:
     protocol: int = _PROTOCOL
     dataset: str = ""  # the benchmark of the question; empty for any other
     prompt: str = ""  # the wording of the benchmark
-    prompt_hash: str = ""  # of the benchmark's templates
+    prompt_hash: str = ""  # digest of the benchmark's templates
     frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings for frames
 
     @property
@@ -87,16 +87,16 @@ class AnswerRow(ReplayTrial):
 
     asked_s: float  # stream time of the question: the end of the first step that reaches t0 + delay
     prediction: str
-    correct: bool  # by the official rule or the judge
+    correct: bool  # right by the official rule or the judge
     ttft_ms: float  # from the question's arrival to the first token
     total_ms: float  # from the question's arrival to the last token
     context_tokens: int  # tokens of the stream that attention could see; the prompt is not counted
-    state_bytes: int  # of the memory
+    state_bytes: int  # bytes of the memory
     # mean time of a step until then, with encoding and without the shared vision tower
     step_ms: float
     tokens_seen: int  # visual tokens of the stream until then
     device: str
-    points: float | None = None  # of the judge, from 0 to 5
+    points: float | None = None  # points of the judge, from 0 to 5
     judge: str = ""  # the judge of `correct`; empty: the rule of the data set
 
 

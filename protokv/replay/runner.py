@@ -17,7 +17,6 @@ import torch
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Benchmark
@@ -30,10 +29,11 @@ from protokv.replay.questions import (
 )
 from protokv.replay.rows import AnswerRow, ReplayTrial
 from protokv.replay.streams import ReplayStream
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 
 _SHORT_ANSWER = Decoding(max_new_tokens=16)
-# What a row says of decoding; a replay uses nothing else.
+# The part of a row on decoding; a replay uses nothing else.
 _DECODING = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
 
 

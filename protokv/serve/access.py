@@ -10,24 +10,34 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from protokv.errors import ConfigError
 
-# By these names nobody else can reach a server that listens on loopback.
+# Nobody else can reach, by these names, a server that listens on loopback.
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 # A host and perhaps a port, without any character that parsers of addresses read differently.
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(:[0-9]{1,5})?")
+_ORIGIN = re.compile(r"https?://" + _HOST.pattern)
 _TOKEN = re.compile(r"[!-~]+")
 
 
 class AccessCheck:
     """Refuses who may not ask."""
 
-    def __init__(self, token: str | None) -> None:
-        """Remember what must be sent; None: nothing. ConfigError if the token cannot be sent."""
+    def __init__(self, token: str | None, origins: Sequence[str] = ()) -> None:
+        """Remember what must be sent, None: nothing, and the other sites whose pages may ask.
+        ConfigError if the token cannot be sent, or what is named is no site.
+        """
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"{origin!r} is no origin of pages", hint="such as http://localhost:3000"
+                )
+        self._origins = origins
         if token is not None and not _TOKEN.fullmatch(token):
             raise ConfigError(
                 "a token has at least one character, all of them visible ASCII",
@@ -40,7 +50,7 @@ class AccessCheck:
         if self._token is None:
             self._check_site(headers)
             return
-        # Of two such headers a proxy may read the other one.
+        # A proxy, given two such headers, may read the other one.
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if (
@@ -59,6 +69,8 @@ class AccessCheck:
                 403, "this server is not known by that name; use a token, or localhost"
             )
         origin = headers.get("origin")
+        if origin in self._origins:
+            return
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or (
             origin is not None and origin.lower() != f"http://{host}"
         ):

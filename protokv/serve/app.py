@@ -8,11 +8,13 @@ question beyond the limits is refused at once; an answer that takes too long is 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,26 @@ import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError, StateNotFound
 from protokv.serve import chat, sessions
 from protokv.serve.access import AccessCheck
+from protokv.serve.connection import BoundedConnection
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
+from protokv.stream.asking import Answer
 from protokv.texts import shorten_text
 
 # How often it is looked for sessions that nobody feeds.
 _SWEEP_S = 1.0
+# How long the end of a server waits for the last answer.
+_STOP_S = 5.0
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -46,6 +53,8 @@ class ServerLimits:
     body_bytes: int = 1 << 20  # the most of a request
     waiting: int = 16  # the most questions that are being answered or wait
     answer_s: float = 120.0  # the longest time for an answer, waiting included
+    request_s: float = 30.0  # the longest time for a request to come whole, and its reply to go
+    connections: int = 128  # at once; beyond, those go first that ask nothing
 
 
 class _TooMuch(ProtoKVError):
@@ -58,13 +67,15 @@ def build_app(
     token: str | None = None,
     limits: ServerLimits | None = None,
     fed: FedSessions | None = None,
+    origins: Sequence[str] = (),
 ) -> Starlette:
     """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this
     machine may ask.
 
-    With `fed`, clients may feed sessions. ConfigError: no client could send the token.
+    With `fed`, clients may feed sessions; pages of `origins`, such as http://localhost:3000, may
+    ask, too. ConfigError: no client could send the token, or an origin is none.
     """
-    server = _Server(states, AccessCheck(token), limits or ServerLimits(), fed)
+    server = _Server(states, AccessCheck(token, origins), limits or ServerLimits(), fed)
     page = WebPage(states)
     feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
@@ -77,23 +88,38 @@ def build_app(
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
             *feed,
         ],
-        exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), _refuse),
+        middleware=[
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=("*",),
+            )
+        ],
+        exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), server.refuse),
         lifespan=server.lifespan,
     )
 
 
-def make_uvicorn_config(app: Starlette, host: str, port: int) -> uvicorn.Config:
-    """Return how uvicorn serves an application: at most 128 connections. It logs to `logging`
-    alone.
-    """
+def make_uvicorn_config(
+    app: Starlette, host: str, port: int, limits: ServerLimits | None = None
+) -> uvicorn.Config:
+    """Return how uvicorn serves an application, within limits. It logs to `logging` alone."""
+    limits = limits or ServerLimits()
+
+    class Connection(BoundedConnection):
+        request_s = limits.request_s
+
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         # h11 bounds what comes before a body.
-        http="h11",
+        http=Connection,
         h11_max_incomplete_event_size=16 * 1024,
-        limit_concurrency=128,
+        limit_concurrency=limits.connections,
+        # As many are accepted at once, before one of them can be closed.
+        backlog=limits.connections,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=5,
         log_config=None,
@@ -124,9 +150,15 @@ class _Server:
         yield
         if sweeper is not None:
             sweeper.cancel()
-        self._pool.shutdown(cancel_futures=True)
-        if self._fed is not None:
-            self._fed.put_away(every_one=True)
+        try:
+            # All other questions are given up by now.
+            await asyncio.wait_for(self._work(int), _STOP_S)
+            if self._fed is not None:
+                await self._work(partial(self._fed.put_away, every_one=True))
+        except TimeoutError:
+            why = "an answer does not end; fed sessions stay as they were last committed"
+            logging.getLogger("protokv.serve").error(why)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _sweep(self, fed: FedSessions) -> None:
         while True:
@@ -175,12 +207,16 @@ class _Server:
     async def models(self, request: Request) -> Response:
         """List all states, or answer with the one that is named."""
         one = request.path_params.get("name")
-        found = self._states.list_all() if one is None else {one: self._states.find(one)}
-        times = {name: self._states.read_commit_time(path) for name, path in found.items()}
-        models = [
-            {"id": name, "object": "model", "created": s, "owned_by": "protokv"}
-            for name, s in times.items()
-        ]
+
+        def read() -> list[dict[str, Any]]:
+            found = self._states.list_all() if one is None else {one: self._states.find(one)}
+            times = {name: self._states.read_commit_time(path) for name, path in found.items()}
+            return [
+                {"id": name, "object": "model", "created": s, "owned_by": "protokv"}
+                for name, s in times.items()
+            ]
+
+        models = await anyio.to_thread.run_sync(read)
         return JSONResponse({"object": "list", "data": models} if one is None else models[0])
 
     def guard(self, handler: _Handler) -> _Handler:
@@ -201,12 +237,13 @@ class _Server:
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
         pieces = self._ask(asked, path, request)
-        reply = chat.ChatCompletion(asked, self._states.decode)
+        notice = await anyio.to_thread.run_sync(self._states.find_notice, path)
+        reply = chat.ChatCompletion(asked, self._states.decode, notice)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
             return StreamingResponse(
-                reply.stream(item, pieces, _describe), media_type="text/event-stream"
+                reply.stream(item, pieces, self._describe), media_type="text/event-stream"
             )
         while not isinstance(item, Answer):
             item = await anext(pieces)
@@ -272,7 +309,11 @@ class _Server:
         stop: Callable[[], bool],
     ) -> Answer | None:
         """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
-        pieces = self._states.open_session(path).stream(
+        if asked.at is None:
+            session = self._states.open_session(path)
+        else:
+            session = self._states.open_commit(path, asked.at)
+        pieces = session.stream(
             asked.text,
             asked.decoding,
             evidence=asked.evidence,
@@ -288,8 +329,29 @@ class _Server:
         pieces.close()
         return None
 
+    async def refuse(self, _: Request, error: Exception) -> Response:
+        """Return the reply of an error."""
+        headers = error.headers if isinstance(error, HTTPException) else None
+        return JSONResponse({"error": self._describe(error)}, _find_status(error), headers)
+
+    def _describe(self, error: Exception) -> dict[str, Any]:
+        """Return what to say of an error; what a fault of the server was is in its log alone."""
+        message = "the server made a mistake; its log says which"
+        if isinstance(error, HTTPException):
+            message = error.detail
+        elif isinstance(error, ProtoKVError):
+            message = self._states.hide_folder(error.message)
+        status = _find_status(error)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return {
+            "message": shorten_text(" ".join(message.split())),
+            "type": kind,
+            "param": None,
+            "code": None,
+        }
+
     async def _body(self, request: Request, most: int) -> bytes:
-        body = b""
+        body = bytearray()
         try:
             async for part in request.stream():
                 body += part
@@ -297,33 +359,12 @@ class _Server:
                     raise HTTPException(413, f"a request has at most {most:,} bytes")
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
-        return body
+        return bytes(body)
 
 
-def _explain(error: Exception) -> tuple[str, int]:
-    """Return what to say of an error, and its status; what a fault of the server was is in its log
-    alone.
-    """
+def _find_status(error: Exception) -> int:
     if isinstance(error, HTTPException):
-        return error.detail, error.status_code
-    if not isinstance(error, ProtoKVError):
-        return "the server made a mistake; its log says which", 500
-    known = ((StateNotFound, 404), (ConfigError, 400), (_TooMuch, 503))
-    # Otherwise the state is damaged, or another model made it.
-    return error.message, next((status for kind, status in known if isinstance(error, kind)), 409)
-
-
-def _describe(error: Exception) -> dict[str, Any]:
-    message, status = _explain(error)
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {
-        "message": shorten_text(" ".join(message.split())),
-        "type": kind,
-        "param": None,
-        "code": None,
-    }
-
-
-async def _refuse(_: Request, error: Exception) -> Response:
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse({"error": _describe(error)}, _explain(error)[1], headers)
+        return error.status_code
+    known = ((StateNotFound, 404), (ConfigError, 400), (_TooMuch, 503), (ProtoKVError, 409))
+    # Beyond the first three, the state is damaged, or another model made it.
+    return next((status for kind, status in known if isinstance(error, kind)), 500)

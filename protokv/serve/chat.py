@@ -16,8 +16,8 @@ from typing import Any
 
 from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
-from protokv.core.session import Answer
-from protokv.errors import ConfigError, ProtoKVError
+from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
+from protokv.stream.asking import Answer
 from protokv.texts import check_question_text, find_invalid_character, parse_strict_json
 
 _MOST_ANSWER_TOKENS = 1024
@@ -39,6 +39,17 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((None, ["text"]), 'supported is ["text"]'),
 }
 
+_READ = """
+model messages stream stream_options temperature top_p presence_penalty frequency_penalty seed
+stop choices logprobs top_logprobs max_tokens max_completion_tokens evidence at
+"""
+# Fields that change no answer of a state.
+_HARMLESS = """
+user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
+parallel_tool_calls tool_choice function_call
+"""
+_FIELDS = frozenset((*_READ.split(), *_HARMLESS.split(), *_UNUSED))
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
@@ -55,6 +66,8 @@ class ChatRequest:
     usage: bool = False  # end the stream with the number of tokens
     # say on which spans of the stream the answer stands; not in OpenAI's interface
     evidence: bool = False
+    # the time of which a kept commit answers, as `query --at` takes it; None: the last one
+    at: str | None = None
 
 
 def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
@@ -75,7 +88,17 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
         stream=data.get("stream") is True,
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
+        at=_read_time(data.get("at")),
     )
+
+
+def _read_time(at: object) -> str | None:
+    """Return a time as text, which is sought in the state. ConfigError."""
+    if at is None or isinstance(at, str):
+        return at
+    if isinstance(at, bool) or not isinstance(at, int | float):
+        raise ConfigError('at: expected seconds of the stream or a text, such as "12m" or "14:05"')
+    return f"{at:.3f}"
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
@@ -88,6 +111,11 @@ def _read_object(body: bytes) -> dict[str, Any]:
         raise ConfigError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError("the body is not a JSON object")
+    for name, value in data.items():
+        # Clients send null for what they do not ask for.
+        if name not in _FIELDS and value is not None:
+            likely = did_you_mean(name, _FIELDS) or "a state does not know it"
+            raise ConfigError(f"{escape_text(name)}: no such field is served; {likely}")
     for name, (allowed, instead) in _UNUSED.items():
         if data.get(name) not in allowed:
             raise ConfigError(f"{name}: {instead}")
@@ -190,8 +218,11 @@ _UNENDED = {"logprobs": None, "finish_reason": None}
 class ChatCompletion:
     """An answer as OpenAI's chat completions have it: whole, or a stream of events."""
 
-    def __init__(self, request: ChatRequest, decode: Callable[[list[int]], str]) -> None:
-        """Begin; `decode` is the backbone's."""
+    def __init__(
+        self, request: ChatRequest, decode: Callable[[list[int]], str], notice: str = ""
+    ) -> None:
+        """Begin; `decode` is the backbone's, `notice` is said of the answer."""
+        self._notice = {"notice": notice} if notice else {}
         self._request = request
         self._decode = decode
         self._head = {
@@ -205,7 +236,13 @@ class ChatCompletion:
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {"index": 0, "message": message, **self._ending(answer)}
         head = {**self._head, "object": "chat.completion"}
-        return {**head, "choices": [choice], "usage": _usage(answer), **_extras(answer)}
+        return {
+            **head,
+            "choices": [choice],
+            "usage": _usage(answer),
+            **_extras(answer),
+            **self._notice,
+        }
 
     async def stream(
         self,
@@ -224,7 +261,7 @@ class ChatCompletion:
         except ProtoKVError as error:
             yield _event({"error": describe(error)})
             return
-        yield self._chunk({}, self._ending(item), **_extras(item))
+        yield self._chunk({}, self._ending(item), **_extras(item), **self._notice)
         if self._request.usage:
             yield _event(
                 {

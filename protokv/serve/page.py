@@ -17,7 +17,8 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from protokv.serve.states import StateFolder
+from protokv.serve.states import StateFolder, name_model
+from protokv.state.commit import is_locked
 from protokv.state.reader import read_thumbnails
 from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
 
@@ -41,6 +42,7 @@ class WebPage:
         path = self._states.find(name)
         header, pictures = await anyio.to_thread.run_sync(read_thumbnails, path)
         log = WallClockLog.read(header.source)
+        writing = await anyio.to_thread.run_sync(is_locked, path)
         facts = {
             "name": name,
             "committed": self._states.read_commit_time(path),
@@ -48,11 +50,17 @@ class WebPage:
             "duration_s": header.clock.stream_time_s,
             "step_s": header.clock.step_seconds,
             "complete": header.complete,
-            "model": header.backbone.name,
+            "model": name_model(header.backbone),
             "memory": header.memory.get("kind"),
             "answers": [asdict(one) for one in read_standing_answers(header)],
             "live": log
-            and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors},
+            and {
+                "lost": log.lost,
+                "committed": log.committed_at,
+                "anchors": log.anchors,
+                "writing": writing or path in self._states.fed,
+            },
+            "commits_s": await anyio.to_thread.run_sync(self._states.list_commits, path),
             "thumbnails": [
                 {
                     "time_s": one.time_s,

@@ -16,7 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,17 +26,17 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
-from protokv.core.pushed import STREAM_GAP_S, convert_picture_to_rgb
-from protokv.core.session import Session
-from protokv.errors import ConfigError, StateMismatch, escape_text
+from protokv.errors import ConfigError, StateMismatch, StateNotFound, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
-from protokv.serve.states import StateFolder
-from protokv.state.checkpoint import make_state
+from protokv.serve.states import StateFolder, name_model
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
 from protokv.state.store import StateStore, find_store
 from protokv.state.thumbnails import make_thumbnail
+from protokv.stream.opening import open_session
+from protokv.stream.pushed import STREAM_GAP_S, convert_picture_to_rgb
+from protokv.stream.session import Session
 
 _KIND = "pushed"
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
@@ -48,9 +48,9 @@ class FedSessionLimits:
     """The limits of sessions."""
 
     most: int = 8  # sessions at once
-    frame_bytes: int = 8 << 20  # of a file
+    frame_bytes: int = 8 << 20  # most bytes of a file
     frame_pixels: int = 8192 * 4352
-    frames_per_second: int = 60  # of a session
+    frames_per_second: int = 60  # most frames of a session
     idle_s: float = 300.0  # without a frame, until a session is put away
     age_s: float = 7 * 86400.0  # until it is put away although it is fed
 
@@ -80,7 +80,7 @@ def parse_session_request(body: bytes) -> _SessionRequest:
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
-    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file, turned by its EXIF.
+    """Return the picture `[h, w, 3]` uint8 RGB of a JPEG, WebP or PNG file, turned by its EXIF.
     ConfigError; HTTPException, 413.
     """
     try:
@@ -191,7 +191,7 @@ class _FedSession:
         self._log.committed_at = time.time()
         log = {"fingerprint": self._log.stream, "live": asdict(self._log)}
         source = {"name": self.path.stem, "kind": _KIND, "decoder": "pil", **log}
-        self._store.commit(make_state(self.session, source=source, complete=complete))
+        self._store.commit(self.session.make_state(source=source, complete=complete))
         self._saved = self.session.clock
         self._saved_s = time.monotonic()
 
@@ -233,7 +233,9 @@ class FedSessions:
             raise HTTPException(
                 503, f"{self.limits.most} sessions are fed already; close one, or come again later"
             )
-        known = self._states.list_all().get(name)
+        known = None
+        with suppress(StateNotFound):
+            known = self._states.find(name)
         path = known or self._states.folder / f"{name}.safetensors"
         if known is None and os.path.lexists(path):
             raise HTTPException(409, "something that is no state has this name")
@@ -245,10 +247,9 @@ class FedSessions:
             fed.held = held.pop_all()
             self._fed[name], self._states.fed[path] = fed, session
         clock = session.clock
-        model = session.backbone.identity.name
         return {
             "session_id": name,
-            "model": model,
+            "model": name_model(session.backbone.identity),
             "fps": clock.fps,
             "stream_time_s": clock.stream_time_s,
         }
@@ -267,7 +268,7 @@ class FedSessions:
             raise StateMismatch(
                 "the state of this name is not of a session", hint="choose another name"
             )
-        session = reader.session(self._states.backbone)
+        session = open_session(reader, self._states.backbone)
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
 

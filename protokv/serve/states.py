@@ -7,15 +7,26 @@ does a link. Knows no web.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-from protokv.core.backbone import Backbone
-from protokv.core.session import Session
-from protokv.errors import StateNotFound
-from protokv.fleet.plan import find_fleet_states
+import torch
+
+from protokv.core.backbone import Backbone, BackboneIdentity
+from protokv.core.build import choose_rotary, make_memory_shape, measure_memory
+from protokv.errors import StateError, StateNotFound
+from protokv.machine import measure_free_memory
+from protokv.state.checkpoint import read_state_memory_config
+from protokv.state.folder import find_states
+from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
+from protokv.state.sources import find_notice
+from protokv.state.store import STATE_FORMS
+from protokv.stream.opening import open_session
+from protokv.stream.session import Session
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
@@ -25,16 +36,23 @@ class StateFolder:
     """The states that are in a folder when they are asked for."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], backbone: Backbone, most: int = _MOST_SESSIONS
+        self,
+        folder: str | os.PathLike[str],
+        backbone: Backbone,
+        most: int = _MOST_SESSIONS,
+        most_bytes: float | None = None,
     ) -> None:
-        """Read nothing yet; `backbone` made the states, and `most` is the number of sessions to
-        keep.
+        """Read nothing yet; `backbone` made the states.
+
+        Sessions stay in memory: at most `most` of them, and `most_bytes` of all together, of which
+        one may take half; None: half of what is free now.
         """
         self.folder = Path(folder)
         self.backbone = backbone
         self._most = most
+        self._most_bytes = _measure_free(backbone.device) / 2 if most_bytes is None else most_bytes
         self._root = self.folder.resolve()
-        self.fed = dict[Path, Session]()  # what clients feed with frames answers for itself
+        self.fed = dict[Path, Session]()  # sessions that clients feed answer for themselves
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self.decoding = backbone.decoding
         self.decode = backbone.decode
@@ -44,7 +62,7 @@ class StateFolder:
         differ only in it.
         """
         try:
-            found = [Path(one) for one in find_fleet_states(str(self.folder))]
+            found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
         below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}
@@ -55,11 +73,26 @@ class StateFolder:
         }
 
     def find(self, name: str) -> Path:
-        """Return where the state of a name is. StateNotFound."""
-        path = self.list_all().get(name)
-        if path is None:
+        """Return where the state of a name is, without a look at the others. StateNotFound."""
+        if "\\" in name:  # an escape
+            found = [path for known, path in self.list_all().items() if known == name]
+        elif any(part.startswith(".") or not part for part in name.split("/")):
+            found = []
+        else:
+            whole = self.folder / name
+            each = [whole.with_name(whole.name + suffix) for suffix in STATE_FORMS]
+            found = [path for path in each if self._is_inside(path)]
+            if len(found) != 1:
+                found = [whole] if whole.suffix in STATE_FORMS and self._is_inside(whole) else []
+        if not found:
             raise StateNotFound(f"there is no state {name!r}; /v1/models lists all")
-        return path
+        return found[0]
+
+    def hide_folder(self, text: str) -> str:
+        """Return a message without the way to the folder, which clients need not know."""
+        for folder in (self._root, self.folder):
+            text = text.replace(f"{folder}{os.sep}", "")
+        return text
 
     def _is_inside(self, path: Path) -> bool:
         """Return True for a file or folder that is no link out of the folder; a pipe would be
@@ -67,7 +100,7 @@ class StateFolder:
         """
         try:
             return (path.is_file() or path.is_dir()) and path.resolve().is_relative_to(self._root)
-        except (OSError, RuntimeError):  # a link to itself
+        except (OSError, RuntimeError, ValueError):  # a link to itself, or no name of a file
             return False
 
     def read_commit_time(self, path: Path) -> int:
@@ -83,20 +116,76 @@ class StateFolder:
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         """
-        if not self._is_inside(path):
-            raise StateNotFound(
-                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
-            )
+        self._check_inside(path)
         version = _version(path)
         if (fed := self.fed.get(path)) is not None:
             return fed
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            known = (version, StateReader.open(path).session(self.backbone))
+            reader = StateReader.open(path)
+            self._make_room(reader)
+            known = (version, open_session(reader, self.backbone))
         self._sessions[path] = known
-        while len(self._sessions) > self._most:
-            self._sessions.popitem(last=False)
         return known[1]
+
+    def find_notice(self, path: Path) -> str:
+        """Return what to say of every answer of a state; empty: nothing, or it cannot be read."""
+        try:
+            return find_notice(StateReader.open(path).header)
+        except StateError:
+            return ""
+
+    def list_commits(self, path: Path) -> list[float]:
+        """Return the stream times that can be asked, in seconds. Raises as `open_session`."""
+        return StateReader.open(path).commits_s
+
+    def open_commit(self, path: Path, at: str) -> Session:
+        """Return a session of the kept commit that a time means, as `query --at` reads it; it is
+        not kept for the next question. Raises as `open_session`; ConfigError: it is no time.
+        """
+        self._check_inside(path)
+        reader = StateReader.open(path)
+        moment = find_stream_moment(at, reader, time.time())
+        return open_session(reader.at(moment.stream_s), self.backbone)
+
+    def _check_inside(self, path: Path) -> None:
+        if not self._is_inside(path):
+            raise StateNotFound(
+                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
+            )
+
+    def _make_room(self, reader: StateReader) -> None:
+        """Forget sessions, the oldest first, until one more fits. StateError: it never would."""
+        config = read_state_memory_config(reader.header)
+        shape = make_memory_shape(self.backbone, config, len(self.backbone.prefix_ids))
+        rotary = choose_rotary(self.backbone, config)
+        wanted = reader.file_bytes
+        wanted += measure_memory(config, shape, rotary, self._most_bytes / 64)
+        if wanted > self._most_bytes / 2:
+            raise StateError(
+                f"{reader.path}: its budget of {config.budget} tokens takes "
+                f"{wanted / 2**30:.1f} GiB, and this server has {self._most_bytes / 2**31:.1f} "
+                "GiB for a state"
+            )
+        while self._sessions and (
+            len(self._sessions) >= self._most
+            or wanted + sum(one.state_bytes for _, one in self._sessions.values())
+            > self._most_bytes
+        ):
+            self._sessions.popitem(last=False)
+
+
+def _measure_free(device: torch.device) -> float:
+    """Return the free bytes of a device; infinite if it does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return measure_free_memory() or math.inf
+
+
+def name_model(identity: BackboneIdentity) -> str:
+    """Return the name of a model for clients: of a folder its last part."""
+    path = Path(identity.name)
+    return path.name if path.is_absolute() else identity.name
 
 
 def _text(path: Path) -> str:

@@ -6,9 +6,9 @@ The path chooses the form: `.safetensors`, `.pt` or a `.zarr` folder; one of the
 and servers that show a state or ask it:
 
     reader = StateReader.open(path)           # reads the header: reader.header, .commits_s
-    reader.at(90.0).session().ask("...")      # the commit at 90 s; loads tensors and model
+    open_session(reader.at(90.0)).ask("...")  # the commit at 90 s; loads tensors and model
     describe_state(path), compare_states(a, b) # the documents of `protokv inspect`
 
-`protokv.state.checkpoint.save` is the way out, and `protokv.state.store.StateStore` holds the lock
-of a longer one.
+`protokv.stream.opening` makes sessions of states. `protokv.state.checkpoint.save_state` is the way
+out, and `protokv.state.store.StateStore` holds the lock of a longer one.
 """

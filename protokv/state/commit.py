@@ -3,8 +3,9 @@ even after a crash.
 
 A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it
 syncs the folder. A folder swaps names with the old folder, if the system can do that. Otherwise the
-old one is moved to `.NAME.previous` first, and `recover_state`, which readers and writers call,
-moves it back if a crash came between the two. The next commit removes what a killed one has left.
+old one is moved to `.NAME.previous` first, where readers find it; `recover_state`, which writers
+call, moves it back if a crash came between the two. The next writer in the folder removes what a
+killed one has left.
 
 `lock` keeps other writers away by `filelock`. The kernel frees the lock when the process ends,
 however it ends, so a leftover lock file locks nothing. Readers ignore it.
@@ -16,6 +17,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,7 +61,7 @@ _RENAME_EXCHANGE = 2
 
 def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
     """Let `write` create and sync a file or folder at a temporary path, then put it in place of
-    `path`.
+    `path`, with its mode and, where one may, its owner.
 
     The old entry gets the name `kept`, or is removed. OSError: it stays, unless only its new name
     failed.
@@ -67,10 +69,11 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
     recover_state(path)
     made = _hidden(path, "partial")
     aside = _hidden(path, "previous")
-    _remove(made)
-    _remove(aside)
+    remove_entry(made)
+    remove_entry(aside)
     try:
         write(made)
+        _copy_permissions(path, made)
         if path.is_dir():
             old = made if exchange_paths(made, path) else path.replace(aside)
             if old is not made:
@@ -88,25 +91,45 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
         sync_folder(path.parent)
     finally:
         recover_state(path)
-        # What cannot be removed now, the next commit removes.
+        # The next commit removes the files that cannot be removed now.
         with suppress(OSError):
-            _remove(made)
+            remove_entry(made)
     with suppress(OSError):
-        _remove(aside)
+        remove_entry(aside)
+
+
+def _copy_permissions(path: Path, made: Path) -> None:
+    """Give what was made the mode of the old entry, and its owner and group where one may."""
+    if os.name == "nt" or not os.path.lexists(path):
+        return
+    there = path.stat()
+    inside = sorted(made.rglob("*")) if made.is_dir() else ()
+    for one in (made, *inside):
+        for owner in ((there.st_uid, -1), (-1, there.st_gid)):
+            with suppress(OSError):
+                os.chown(one, *owner)
+        is_file_inside = made.is_dir() and one.is_file()
+        one.chmod(stat.S_IMODE(there.st_mode) & (0o666 if is_file_inside else 0o7777))
 
 
 def recover_state(path: Path) -> None:
-    """Move a state back that an interrupted commit had moved aside."""
+    """Move a state back that an interrupted commit had moved aside. Only its writer may do that."""
     if not os.path.lexists(path):
         with suppress(FileNotFoundError):
             _hidden(path, "previous").replace(path)
 
 
+def find_state_place(path: Path) -> Path:
+    """Return where a state is to be read: while a commit replaces it, it may lie aside."""
+    aside = _hidden(path, "previous")
+    return aside if not os.path.lexists(path) and os.path.lexists(aside) else path
+
+
 def remove_kept_commit(path: Path, kept: Path) -> None:
     """Remove a kept state of the one at `path`; it disappears atomically."""
     made = _hidden(path, "partial")
-    _remove(made)
-    _remove(kept.replace(made))
+    remove_entry(made)
+    remove_entry(kept.replace(made))
 
 
 def write_state_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -152,7 +175,8 @@ def _hidden(target: Path, kind: str) -> Path:
     return target.with_name(f".{target.name}.{kind}")
 
 
-def _remove(path: Path) -> None:
+def remove_entry(path: Path) -> None:
+    """Remove a file, a link or a whole folder, or nothing."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -193,6 +217,23 @@ def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
             found.release()
 
 
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Return True while a process holds the right to write to `path`, as far as this can be
+    known.
+    """
+    # Nothing is created: a writer removes its file, and a killed one leaves it behind, unlocked.
+    try:
+        import fcntl
+
+        with _hidden(Path(os.path.realpath(path)), "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
 @contextmanager
 def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the system into a StateError with a hint."""
@@ -230,7 +271,8 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def _explain_read_error(where: str, error: Exception) -> StateError:
     why = errors.find_system_error(error)
-    if why is None:
+    # Python refuses to go to a place before the beginning of a file by EINVAL.
+    if why is None or getattr(why, "errno", None) == errno.EINVAL:
         return StateCorrupt(
             f"{where}: it cannot be read as a state ({escape_text(error)})", hint=_NO_STATE
         )

@@ -62,14 +62,19 @@ def describe_state(
     clock = state.clock
     sources = describe_state_sources(state)
     source = sources[-1]
-    # This is the budget; the slots in use differ from head to head and are in the memory's report.
-    kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
+    report = memory.report()
     exact, exact_from_s = _exact_tokens(state, memory)
+    kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
+    if exact is not None and config.prototypes:
+        # The slots in use differ from head to head and are in the memory's report.
+        words = report.get("words_tokens_in_use", 0)
+        older = min(config.prototypes, clock.tokens_seen - exact - words)
+        older *= getattr(config, "pseudo_tokens", 1)
+        kept = exact + older + words + report.get("words_prototypes", 0)
     written = None
-    if at_s is None:
-        with suppress(OSError, ValueError):
-            at = datetime.fromtimestamp(Path(os.fspath(path)).stat().st_mtime)
-            written = at.astimezone().isoformat(timespec="seconds")
+    with suppress(OSError, ValueError):
+        at = datetime.fromtimestamp(Path(reader.place or os.fspath(path)).stat().st_mtime)
+        written = at.astimezone().isoformat(timespec="seconds")
     return {
         "state": str(path),
         "format_version": state.format_version,
@@ -108,14 +113,14 @@ def describe_state(
             "answers": [asdict(one) for one in read_standing_answers(state)],
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
-        "bytes": {"total": sum(parts.values()), **parts, "file": reader.file_bytes},
+        "bytes": {"total": sum(parts.values()), **parts, "file": reader.stored_bytes},
         "thumbnails": {
             "times_s": [one.time_s for one in pictures],
             "bytes": sum(len(one.jpeg) for one in pictures),
         }
         if pictures
         else None,
-        **memory.report(),
+        **report,
         **read_layer_kinds(layers),
     }
 
@@ -153,7 +158,7 @@ def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]
     recent_steps = RecentSteps(config, shape)
     recent_steps.load(recent)
     read_layer_kinds(layers)
-    memory = restore_memory(config, shape, no_rotation, own)
+    memory = restore_memory(config, shape, no_rotation, own, state.clock.steps)
     return (
         config,
         memory,

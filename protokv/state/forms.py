@@ -1,5 +1,5 @@
-"""The forms of a state that are one file: `.safetensors` and `.pt`. `protokv.state.zarr` has the
-folder.
+"""What a form of a state is, and `.safetensors`; `protokv.state.pt` and `protokv.state.zarr` have
+the others.
 
 A form says how the document and the tensors of a state lie in the bytes at a path, and nothing
 else; locks, commits and kept commits are the same for all (`protokv.state.store`).
@@ -8,9 +8,6 @@ else; locks, commits and kept commits are the same for all (`protokv.state.store
 document is the entry `protokv` of `__metadata__` in the head. The own `save_file` of the library
 takes four times as long and hides why a write failed.
 https://github.com/huggingface/safetensors#format
-
-`.pt` is `{"protokv": document, "tensors": {name: tensor}}`, for `torch.load(weights_only=True)`,
-which runs no code.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -140,30 +136,3 @@ class SafetensorsForm(StateForm):
             return StoredState(
                 (library.metadata() or {}).get(HEADER_KEY), tensors, path.stat().st_size
             )
-
-
-class PtForm(StateForm):
-    """One `.pt` file."""
-
-    suffix = ".pt"
-
-    def write(self, path: Path, document: str, state: State) -> None:
-        """Write the file with torch.save, which writes whole storages: each tensor gets its own."""
-        content = {
-            HEADER_KEY: document,
-            "tensors": {name: one.clone() for name, one in sorted(state.tensors.items())},
-        }
-        try:
-            write_state_file(path, lambda file: torch.save(content, file))
-        except RuntimeError as error:
-            # torch hides the error of the file in its own.
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-
-    def map(self, path: Path) -> StoredState:
-        """Map the tensors; none is larger than the file."""
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(content, dict) or not isinstance(content.get("tensors"), dict):
-            raise StateCorrupt(
-                f"a file of torch.save but no state: it lacks the field {HEADER_KEY}"
-            )
-        return StoredState(content.get(HEADER_KEY), content["tensors"], path.stat().st_size)

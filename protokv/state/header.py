@@ -26,17 +26,17 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv import __version__
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, StateError, StateMismatch, escape_text
+from protokv.version import __version__
 
 FORMAT_VERSION = 1
 
 HEADER_KEY = "protokv"  # the name of the document in every form
 
-# of a document, which takes 20 kB; readers of some forms look no further
+# bytes of a document, which takes 20 kB; readers of some forms look no further
 MOST_HEADER_BYTES = 1 << 20
 
 DTYPE_NAMES = {
@@ -109,7 +109,7 @@ class StateHeader:
 class State(StateHeader):
     """A header and its tensors."""
 
-    tensors: Mapping[str, Tensor]  # by name, on any device; after loading on the CPU
+    tensors: Mapping[str, Tensor]  # tensors by name, on any device; after loading on the CPU
     # axes, meaning and unit, for forms that can hold them; not read back
     specs: Iterable[TensorSpec] = ()
 
@@ -188,11 +188,15 @@ def unseal_header(text: object) -> tuple[StateHeader, dict[str, str]]:
     """Return the header and the digests of a document. StateCorrupt if changed, and as
     `StateHeader.from_json`.
     """
+    if isinstance(text, str) and len(text) > MOST_HEADER_BYTES:
+        raise StateCorrupt(f"header: {len(text)} bytes are too many")
     try:
         document = json.loads(text)  # type: ignore[arg-type]
         digest = document.pop("digest")
         digests = document["digests"]
         intact = digest == digest_document(document) and isinstance(digests, dict)
+        # Half of a character cannot be printed. Names of files may have bytes that are no text.
+        json.dumps(document, ensure_ascii=False).encode(errors="surrogateescape")
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise StateCorrupt(
             f"header: there is no state of protokv in it ({escape_text(error)})"

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
-from protokv.state.checkpoint import load_recorded_backbone, restore_session
 from protokv.state.forms import StoredState
 from protokv.state.header import State, StateHeader
 from protokv.state.sources import WallClockLog, is_earlier_state, list_state_sources
 from protokv.state.store import StatePath, StateStore, find_store
 from protokv.state.thumbnails import Thumbnail, Thumbnails
-from protokv.timings import Timings, time_stage
 from protokv.words.transcript import Transcript
 
 _ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
@@ -30,12 +25,11 @@ _ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
 class StateReader:
     """One commit of a state. What is read from the path raises as `load_state`.
 
-    A commit that comes meanwhile may be newer than `header`; what `state` and `session` hold is one
-    commit.
+    A commit that comes meanwhile may be newer than `header`; what `state` holds is one commit.
     """
 
     path: StatePath
-    header: StateHeader  # of the current commit
+    header: StateHeader  # header of the current commit
     file_bytes: int  # stored, without kept commits
     # `state` is the newest kept commit not after this stream time; None: the last
     at_s: float | None = None
@@ -75,6 +69,18 @@ class StateReader:
         return [time_s for time_s, _ in _list_commits(find_store(self.path, to_read=True))]
 
     @cached_property
+    def place(self) -> str | None:
+        """Where the kept commit at `at_s` lies; None: it is the current one, at `path`."""
+        if self.at_s is None:
+            return None
+        return _find_commit(find_store(self.path, to_read=True), self.at_s)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of the commit at `at_s`, on disk."""
+        return find_store(self.path, to_read=True).read_header(self.place)[1]
+
+    @cached_property
     def state(self) -> State:
         """The header and the tensors of the commit at `at_s`, on the CPU."""
         return load_state(self.path, verify=self.verify, at_s=self.at_s)
@@ -83,53 +89,6 @@ class StateReader:
     def transcript(self) -> Transcript:
         """What was said, as the commit at `at_s` knows it."""
         return Transcript.of(self.state.tensors)
-
-    def session(
-        self,
-        backbone: Backbone | str | None = None,
-        *,
-        revision: str | None = None,
-        timings: Timings | None = None,
-        **placement: Any,
-    ) -> Session:
-        """Return a session of the commit at `at_s`; arguments and errors as `protokv.load`."""
-        with time_stage(timings, "state"):
-            state = self.state
-        with time_stage(timings, "model"):
-            if backbone is None or isinstance(backbone, str):
-                backbone = load_recorded_backbone(state, backbone, revision, **placement)
-        with time_stage(timings, "session"):
-            return restore_session(state, backbone)
-
-
-def load(
-    path: StatePath,
-    backbone: Backbone | str | None = None,
-    *,
-    revision: str | None = None,
-    device: str = "auto",
-    device_map: str | None = None,
-    at_s: float | None = None,
-    verify: bool = True,
-) -> Session:
-    """Read a session back.
-
-    Args:
-        path: of a state.
-        backbone: the model, or its name or folder; with None, the one that the state names
-            (`load_recorded_backbone`).
-        revision: branch, tag or commit of a hub model; with None, see `load_recorded_backbone`.
-        device: where to load it.
-        device_map: spread it over all devices instead; see `load_backbone`.
-        at_s: read the newest kept commit that is not after this stream time, in seconds.
-        verify: check the digests of the tensors; their shapes are checked in any case.
-
-    Raises:
-        StateError: the state is missing, damaged, or made by another model.
-        ModelError: the model cannot be loaded.
-    """
-    reader = StateReader.open(path, at_s=at_s, verify=verify)
-    return reader.session(backbone, revision=revision, device=device, device_map=device_map)
 
 
 def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None) -> State:
@@ -149,21 +108,27 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     store = find_store(path, to_read=True)
     if at_s is None:
         return store.look(read)
+    state = store.look(read, _find_commit(store, at_s))
+    if state.clock.stream_time_s > at_s + _ROUNDING_S:
+        raise StateError(f"{path} was replaced meanwhile", hint="try again")
+    return state
+
+
+def _find_commit(store: StateStore, at_s: float) -> str | None:
+    """Return where the newest commit not after a stream time lies; None: it is the current one.
+    StateNotFound: there is none; the message names the first.
+    """
     commits = _list_commits(store)
-    latest = at_s + _ROUNDING_S
-    fit = [at for time_s, at in commits if time_s <= latest]
+    fit = [at for time_s, at in commits if time_s <= at_s + _ROUNDING_S]
     if not fit:
         why = (
-            f"{path} has no commit at or before {at_s:g} s; the first of {len(commits)} is at "
-            f"{commits[0][0]:g} s"
+            f"{store.path} has no commit at or before {at_s:g} s; the first of {len(commits)} is "
+            f"at {commits[0][0]:g} s"
         )
         raise StateNotFound(
             why, hint="`protokv ingest --every 30s --keep 20` keeps earlier commits"
         )
-    state = store.look(read, fit[-1])
-    if state.clock.stream_time_s > latest:
-        raise StateError(f"{path} was replaced meanwhile", hint="try again")
-    return state
+    return fit[-1]
 
 
 def read_thumbnails(path: StatePath) -> tuple[StateHeader, list[Thumbnail]]:

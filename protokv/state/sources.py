@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -22,7 +24,6 @@ import msgspec
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, escape_text
 from protokv.state.header import StateHeader
-from protokv.video import SourceDamage
 
 # The newest gaps and anchors of a live source are kept; differences below `_STEADY_S` are
 # adjustments of a clock.
@@ -36,10 +37,59 @@ MOST_ANSWER_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True)
+class VideoPlace:
+    """Where a video file stands in a stream: it was watched from `offset_s` of it on, from stream
+    time `start_s` on.
+    """
+
+    name: str  # of the file, without a folder
+    digest: str  # of its content
+    start_s: float
+    offset_s: float
+
+    def video_time(self, stream_s: float) -> float:
+        """Return the time in the file at a stream time, in seconds."""
+        return stream_s - self.start_s + self.offset_s
+
+
+def list_video_places(header: StateHeader) -> list[VideoPlace]:
+    """Return the place of each source of a state, in order. Raises as `read_last_segment`."""
+    places = []
+    for one in list_state_sources(header):
+        # The fingerprint of a part is that of the file, then @, where it begins, + and how long it
+        # is; its name says the same.
+        digest, _, part = str(one.get("fingerprint")).partition("@")
+        name = PurePath(str(one.get("name")).rpartition(" from ")[0 if part else 2]).name
+        try:
+            times = [float(one.get("start_s") or 0.0), float(part.partition("+")[0] or 0.0)]
+        except (TypeError, ValueError):
+            times = [math.nan]
+        if not all(map(math.isfinite, times)):
+            raise StateCorrupt("source: where it stands in its video makes no sense")
+        places.append(VideoPlace(name, digest, start_s=times[0], offset_s=times[1]))
+    return places
+
+
+def find_video_place(places: Sequence[VideoPlace], stream_s: float) -> VideoPlace | None:
+    """Return the video that is seen at a stream time; None where its times are those of the
+    stream: there is one video, from its beginning on.
+    """
+    if len(places) < 2 and not any(place.offset_s for place in places):
+        return None
+    return [one for one in places if one.start_s <= stream_s + 1e-6 or one is places[0]][-1]
+
+
+FOREIGN_NOTICE = (
+    "the embedded model reads drawn shapes only, and this video is no such: its answers mean "
+    "nothing. Watch it with another --model"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSegment:
     """The part of a stream that comes from one source."""
 
-    first_step: int = 0  # in the stream
+    first_step: int = 0  # its place in the stream
     start_s: float = 0.0  # stream time
     earlier: tuple[dict[str, Any], ...] = ()  # records of the sources before it, in order
     done: bool = False  # the stream has watched it to its end
@@ -76,6 +126,22 @@ def make_next_segment(header: StateHeader) -> StreamSegment:
 def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
     """Return the records of all sources of a state, in order. Raises as `read_last_segment`."""
     return (*read_last_segment(header).earlier, header.source or {})
+
+
+def find_notice(header: StateHeader) -> str:
+    """Return what to say of every answer of a state whose model cannot read what it has watched:
+    an embedded one, which reads drawn shapes alone. Empty otherwise, or if a state of before does
+    not tell. Raises as `read_last_segment`.
+    """
+    sources = [one for one in list_state_sources(header) if one]
+    # Clients push frames of their own.
+    drawn = all(one.get("drawn", one.get("kind") != "pushed") for one in sources)
+    return "" if drawn else make_notice(header.backbone.name)
+
+
+def make_notice(model: str) -> str:
+    """Return the notice of an embedded model for a video that is not drawn; empty for others."""
+    return FOREIGN_NOTICE if model.startswith("protokv/") else ""
 
 
 def read_fingerprints(header: StateHeader) -> tuple[object, ...]:
@@ -133,6 +199,9 @@ def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
     `complete` (watched to its end) and `damage`: None, or `message`, `frames_lost`,
     `frames_damaged` and `lost_from_s` (source time).
     """
+    # A question needs no video.
+    from protokv.video import SourceDamage
+
     records = _convert(list_state_sources(header), tuple[_Record, ...])
     found = []
     for record, after in zip(records, (*records[1:], None), strict=True):
@@ -177,7 +246,7 @@ class StandingAnswer:
     answer: str
     stream_time_s: float  # at which it was asked
     mean_logprob: float  # mean log probability of its tokens
-    probability: float | None = None  # of it among the choices; None: there were none
+    probability: float | None = None  # its probability among the choices; None: there were none
 
 
 def read_standing_answers(header: StateHeader) -> list[StandingAnswer]:
@@ -218,11 +287,15 @@ class WallClockLog:
     frames_damaged: int = 0  # frames that could not be decoded, or are damaged
     committed_at: float = 0.0  # real time of this commit
 
-    def add_anchor(self, stream_s: float, real_s: float) -> None:
-        """Note the real time at a stream time; keep it if it does not follow from the anchors."""
-        if not self.anchors or abs(self.real_time(stream_s) - real_s) > _STEADY_S:
-            del self.anchors[1 : max(1, len(self.anchors) - _MOST + 2)]
-            self.anchors.append((stream_s, real_s))
+    def add_anchor(self, stream_s: float, real_s: float) -> bool:
+        """Note the real time at a stream time; keep it, and return True, if it does not follow from
+        the anchors.
+        """
+        if self.anchors and abs(self.real_time(stream_s) - real_s) <= _STEADY_S:
+            return False
+        del self.anchors[1 : max(1, len(self.anchors) - _MOST + 2)]
+        self.anchors.append((stream_s, real_s))
+        return True
 
     def begin_gap(self, from_s: float, why: str) -> None:
         """Begin a gap, unless the source is lost already."""
@@ -260,6 +333,10 @@ class WallClockLog:
                 # the next anchor.
                 return min(stream_s + real_s - since_s, until_s)
             until_s = stream_s
+        # A clock that was set back: the time after it, counted back, may lie between two anchors.
+        for (from_s, _), (stream_s, since_s) in pairwise(self.anchors):
+            if (at_s := stream_s - since_s + real_s) >= from_s:
+                return at_s
         return -math.inf
 
     def describe(self) -> dict[str, Any]:

@@ -23,6 +23,12 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from protokv.bucket import (
+    explain_bucket_errors,
+    fetch_bucket_file,
+    list_by_prefix,
+    open_bucket,
+)
 from protokv.errors import (
     ConfigError,
     SourceError,
@@ -39,11 +45,11 @@ from protokv.state import commit as files
 from protokv.state.commit import (
     explain_read_errors,
     explain_write_errors,
+    find_state_place,
     lock,
     make_state_not_found,
-    recover_state,
 )
-from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
+from protokv.state.forms import SafetensorsForm, StateForm, StoredState
 from protokv.state.header import (
     HEADER_KEY,
     MOST_HEADER_BYTES,
@@ -52,16 +58,10 @@ from protokv.state.header import (
     seal_header,
     unseal_header,
 )
+from protokv.state.pt import PtForm
 from protokv.state.sources import is_earlier_state, is_same_stream, read_fingerprints
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_invalid_character
-from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.bucket import (
-    explain_bucket_errors,
-    fetch_bucket_file,
-    list_by_prefix,
-    open_bucket,
-)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
@@ -120,7 +120,6 @@ class StateStore:
             if not os.access(target.parent, os.W_OK):
                 why = f"{refused}: {Path(self.path).parent} is read-only"
                 raise StateError(why, hint="choose a folder that you may write to")
-            recover_state(target)
             if os.path.lexists(target) and self.form.is_foreign(target):
                 why = f"{refused}: what is there is no {self.form.suffix} of ours"
                 raise StateError(why, hint="choose another name")
@@ -134,8 +133,30 @@ class StateStore:
         self.locked = self._lock.__enter__()
         return self
 
-    def _hold(self) -> AbstractContextManager[bool]:
-        return lock(self.path)
+    @contextmanager
+    def _hold(self) -> Iterator[bool]:
+        with lock(self.path) as held:
+            # What cannot be finished now, the next writer in the folder finishes.
+            with suppress(OSError):
+                for left in list(self._target.parent.glob(".*.partial")):
+                    self._finish(left)
+            yield held
+
+    def _finish(self, left: Path) -> None:
+        """Name the old state that a killed commit had taken out; remove what is none, of any state
+        here.
+        """
+        path = left.with_name(left.name[1:].removesuffix(".partial"))
+        if find_state_suffix(path) is None:
+            return
+        store = find_store(path)
+        with suppress(StateError), nullcontext(True) if path == self._target else lock(path) as own:
+            with suppress(StateError, OSError):
+                old, _ = store.read_header(str(left))
+                if is_earlier_state(old, store.read_header()[0]) and any(store.list_kept()):
+                    left.replace(f"{path}{_name_kept(old)}")
+            if own:
+                files.remove_entry(left)
 
     def __exit__(self, *_: Any) -> None:
         """Give the right back."""
@@ -201,19 +222,22 @@ class StateStore:
         path = at or self.path
         target = Path(os.path.realpath(path))
 
-        def identify() -> tuple[int, int]:
-            with suppress(OSError):
-                recover_state(target)
-            found = target.stat()
-            return found.st_ino, found.st_mtime_ns
+        def identify() -> tuple[Path, int, int]:
+            place = find_state_place(target)
+            try:
+                found = place.stat()
+            except FileNotFoundError:  # the commit that had moved it has ended
+                place = target
+                found = place.stat()
+            return place, found.st_ino, found.st_mtime_ns
 
         while True:
             with explain_read_errors(path):
                 seen = identify()
                 try:
-                    if self.form.is_folder != target.is_dir():
+                    if self.form.is_folder != seen[0].is_dir():
                         raise StateCorrupt(f"it is no {self.form.suffix}")
-                    found = read(self.form.map(target))
+                    found = read(self.form.map(seen[0]))
                 except Exception:
                     # A folder may have been read in part from the old state, and in part from the
                     # new one.
@@ -391,6 +415,9 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
     suffix = find_state_suffix(path)
     outside = is_remote_state(path)
     if to_read and suffix is None and not outside:
+        # A state needs no video.
+        from protokv.video.address import VIDEO_SUFFIXES
+
         if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
             watch = (
                 f"watch it first: protokv ingest {path}; it writes "

@@ -24,6 +24,7 @@ from torch import Tensor
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.parts import SessionAttachment
 from protokv.core.tensors import TensorSpec
+from protokv.errors import StateCorrupt
 
 _Picture = NDArray[np.uint8]
 
@@ -32,7 +33,7 @@ _Picture = NDArray[np.uint8]
 DEFAULT_THUMBNAILS = 16
 MOST_THUMBNAILS = 256
 
-# Of a picture: pixels a side, bytes, and qualities, tried in this order until it is small enough.
+# Limits of a picture: pixels a side, bytes, and qualities, tried in this order until it is small.
 THUMBNAIL_SIDE = 160
 MOST_THUMBNAIL_BYTES = 3 << 10
 _QUALITIES = (65, 45, 25)
@@ -82,6 +83,8 @@ class Thumbnails(SessionAttachment):
         check_tensor_shapes(own, [replace(spec, optional=False) for spec in cls.declare()])
         found = cls(MOST_THUMBNAILS)
         files = [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
+        if not all(files):
+            raise StateCorrupt(f"state: tensor {_JPEG} has a picture without bytes")
         found._kept = list(map(Thumbnail, own[_STEP].tolist(), own[_TIME].tolist(), files))
         return found
 

@@ -2,14 +2,13 @@
 
     zarr.json                   the root group; its attribute "protokv" is the document
     bank/zarr.json              a group for each first part of the tensors' names
-    bank/key_center/zarr.json   an array for each tensor: shape, dtype, dimension names, units and
-    meaning bank/key_center/c.0.0.0.0   its numbers: one chunk, little-endian, uncompressed
+    bank/key_center/zarr.json   an array for each tensor: shape, dtype, axes, units, meaning
+    bank/key_center/c.0.0.0.0   its numbers: one chunk, little-endian, uncompressed
 
 bfloat16 is stored as uint16, and the attribute `torch_dtype` says so. A reader trusts nothing:
 every file is a plain one inside the folder, and an array is one chunk with the bytes of its shape,
 so that nothing decompresses or grows. Specification:
-https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
-"""
+https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html"""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class ZarrForm(StateForm):
         """Write the folder. All threads have ended when this returns or raises."""
         import zarr
 
-        # The library's own store of files syncs none and needs hard links. In memory, numbers are
+        # The library's own store of files syncs none and needs hard links. Numbers in memory are
         # not copied.
         files: dict[str, Any] = {}
         root = zarr.create_group(files, attributes={HEADER_KEY: json.loads(document)})

@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from protokv.video.bucket import in_bucket
+from protokv.bucket import in_bucket
+from protokv.errors import ConfigError
 
 NETWORK_SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
 _DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
@@ -33,7 +34,11 @@ camera cam channel chan ch subtype stream profile res resolution track codec mod
 buffer_size fifo_size localaddr listen timeout latency
 """
 _HIDDEN = "***"
-_PARAMETER = re.compile(r"([^/?&;=]+)=([^/?&;]*)")
+# A password may hold `&` as it stands: a part without a name belongs to the value before it.
+_PARAMETER = re.compile(r"([^/?&;=]+)=((?:[^/?&;]|[&;](?![^/?&;=]*=))*)")
+# User, password, host and port end here; a password that holds one of these ends them too early.
+_AUTHORITY = re.compile(r"[^/?#]*")
+_HOST = re.compile(r"(.*@)?(\[[^\]]*\]|[^:@]*)(:\d*)?")
 
 
 def source_kind(source: str) -> str:
@@ -61,6 +66,16 @@ def redact_source(source: str) -> str:
         return Path(source).name
     if "://" not in source:
         return source
+    rest = source.partition("://")[2]
+    head, at, tail = rest.rpartition("@")
+    begin = _AUTHORITY.match(rest)
+    if at and begin is not None and begin.end() < len(head):
+        # This @ is no part of a host: of a path, of a token in a query, or of a password.
+        plain = _HOST.fullmatch(begin[0]) and "@" not in begin[0]
+        if "?" in head and not plain:
+            return f"{kind}://{_HIDDEN}"
+        if not (plain and ("?" in head or head.endswith("/"))):
+            source = f"{kind}://{tail}"
     try:
         _, host, path, query, _ = urlsplit(source)
     except ValueError:
@@ -68,6 +83,17 @@ def redact_source(source: str) -> str:
     return urlunsplit(
         (kind, host.rpartition("@")[2], _without_values(path), _without_values(query), "")
     )
+
+
+def check_source_address(source: str) -> None:
+    """Refuse an address whose password holds `/`, `?` or `#` as they stand: FFmpeg takes a part of
+    it for the host. ConfigError.
+    """
+    rest = source.partition("://")[2]
+    begin = _AUTHORITY.match(rest)
+    if begin is not None and "@" in rest[begin.end() :] and not _HOST.fullmatch(begin[0]):
+        why = f"the password in {redact_source(source)} has a /, ? or # in it as it stands"
+        raise ConfigError(why, hint="write / as %2F, ? as %3F, # as %23 and @ as %40")
 
 
 def name_source(source: str) -> str:

@@ -20,6 +20,7 @@ import av
 from av.video.reformatter import VideoReformatter
 
 from protokv.errors import SourceUnreadable
+from protokv.mini import WORLD_COMMENT
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import (
@@ -171,7 +172,8 @@ class AVSource(Source):
         self._slack_s = None if ends or self._kind == address.PIPE else live_slack_s
         name = address.redact_source(self.source)
         width, height = self._size or (info.width, info.height)
-        info = replace(info, name=name, width=width, height=height, seekable=ends)
+        drawn = container.metadata.get("comment") == WORLD_COMMENT
+        info = replace(info, name=name, width=width, height=height, seekable=ends, drawn=drawn)
         if is_file:
             info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s)
         elif ends:

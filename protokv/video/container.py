@@ -38,10 +38,10 @@ lxf ivf ty film_cpk yuv4mpegpipe gif apng ser cine h261 h263 h264 hevc vvc evc m
 mpjpeg smjpeg mxg vc1 vc1test av1 obu dirac dnxhd cavsvideo avs2 avs3 jpeg_pipe png_pipe webp_pipe
 bmp_pipe tiff_pipe
 """
-# Those without pictures are named so that the error says what they are, and for the sound of HLS.
+# Formats without pictures are named so that the error says what they are, and for the sound of HLS.
 _ALL_FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav"))
 
-# What an address may give besides; WebVTT is the subtitles of HLS.
+# Formats that an address may give besides; WebVTT is the subtitles of HLS.
 _STREAMED = f"{_ALL_FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can
@@ -153,10 +153,12 @@ def open_container(
 
     SourceNotFound: there is no such device or file. SourceDenied: the user or the password is
     wrong. SourceUnreadable: it cannot be opened, or is no video. ConfigError: this build of FFmpeg
-    cannot read such an address.
+    cannot read such an address, or its password is not escaped.
     """
     text = os.fspath(source)
     kind = address.source_kind(text)
+    if kind in address.NETWORK_SCHEMES:
+        address.check_source_address(text)
     # `-` and `pipe:` are stdin.
     pipe = _Pipe(int(text.partition(":")[2] or 0), should_stop) if kind == address.PIPE else None
     number = None

@@ -184,7 +184,7 @@ class FrameDecoder:
         self._arrivals = arrivals
         self._pixels = STALE_MEMORY_DECODERS.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
-        self._next_ticks = found.timing.origin  # where a frame without a time stamp follows
+        self._next_ticks = found.timing.origin  # time of a frame without a time stamp
         # times of frames whose packets the container marked as corrupt
         self._corrupt_s: set[float] = set()
         self._last_dts: int | None = None
@@ -223,7 +223,7 @@ class FrameDecoder:
                 if (frame := self._place(decoded)) is not None and not should_stop():
                     yield frame
             if packet is None:
-                # What comes next does not refer to what came before.
+                # The next packets do not refer to what came before.
                 self._context.flush_buffers()
                 self._drop_leading = self._drop_leading or self._key_s is not None
                 self._key_s = None

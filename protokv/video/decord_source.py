@@ -28,7 +28,7 @@ from protokv.video.source import Frame, FrameRequest
 # Frames that are decoded at once take this much memory.
 _CHUNK_BYTES = 128 << 20
 
-# What decord was seen to decode like a current FFmpeg, in 8 bits.
+# Formats that decord was seen to decode like a current FFmpeg, in 8 bits.
 _CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mjpeg"}
 _PIXELS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
 

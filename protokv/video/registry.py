@@ -16,8 +16,8 @@ from importlib.metadata import entry_points
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, get_args
 
+from protokv import bucket
 from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable, suggest_name
-from protokv.video import bucket
 from protokv.video.address import NETWORK_SCHEMES, STREAMED_SOURCES, source_kind
 from protokv.video.source import Source
 

@@ -40,8 +40,8 @@ class VideoStep:
     index: int  # from 0 at the start of the source
     time_s: float  # the sampling time of the first image
     images: Image  # uint8 [F, h, w, 3]
-    decoders: tuple[str, ...]  # of each image
-    damage: SourceDamage = _WHOLE  # of the reading up to this step
+    decoders: tuple[str, ...]  # decoder of each image
+    damage: SourceDamage = _WHOLE  # damage of the reading up to this step
     # crc32 of the last image, to check on resuming that the same step was read before
     mark: int = 0
 

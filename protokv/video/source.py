@@ -24,7 +24,7 @@ from protokv.errors import ConfigError, SourceUnreadable
 Image = NDArray[np.uint8]
 ShouldStop = Callable[[], bool]
 
-# Of a source; the joins of a damaged file may be many.
+# Notes of a source; the joins of a damaged file may be many.
 _MOST_NOTES = 8
 
 
@@ -91,6 +91,8 @@ class SourceInfo:
     fingerprint: str | None = None
     seekable: bool = True  # whether it can be read more than once, and from a later time
     mirrored: bool = False  # `image` was mirrored left to right before it was turned
+    # its container says that it is of the drawn world, which the embedded models can read
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,8 @@ class SubtitleLines(NamedTuple):
     """The lines of a track or a file, in its order."""
 
     lines: tuple[SubtitleLine, ...]
-    lost: str = ""  # what is missing
-    note: str = ""  # what is doubtful about the text
+    lost: str = ""  # the lines that are missing
+    note: str = ""  # a doubt about the text
 
     def since(self, start_s: float) -> SubtitleLines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""

@@ -164,7 +164,7 @@ class Subtitles:
         return bool(self.record) and bool(self._pieces)
 
     def between(self, start_s: float, end_s: float) -> list[SpokenText]:
-        """Return the texts of the step from `start_s` up to `end_s`, with their own times.
+        """Return the texts of the step from `start_s` up to `end_s`, in order, with their times.
 
         The step that begins at 0 also takes what comes before it.
         """

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from protokv.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
-from protokv.video.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
 from protokv.words.cues import Subtitles, make_cues
@@ -28,7 +28,7 @@ SUBTITLES_OFF = "off"
 _SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{1,8})*", re.IGNORECASE)
 
-# Two letters are a language. Of three, these: talk.bak.srt is a backup, and no Bashkir.
+# Two letters are a language, three letters only these: talk.bak.srt is a backup, and no Bashkir.
 _LANGUAGES = """
     af/afr am/amh ar/ara az/aze be/bel bg/bul bn/ben bs/bos ca/cat cs/ces/cze cy/cym/wel da/dan
     de/deu/ger el/ell/gre en/eng eo/epo es/spa et/est eu/eus/baq fa/fas/per fi/fin fr/fra/fre

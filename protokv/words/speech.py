@@ -34,7 +34,7 @@ from protokv.words.find import SUBTITLES_AUTO, choose_subtitle_track, find_subti
 
 _Samples = NDArray[np.float32]
 
-# of a piece, by the model_type of the models that are known
+# seconds of a piece, by the model_type of the models that are known
 _LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}
 _TOKENS_PER_S: Final = 6.5  # more come from a model that repeats itself
 # root mean square, of 1, below which sound is not recognised; speech has 100 times as much
@@ -186,7 +186,7 @@ def load_speech_recogniser(name: str, device: str = "auto") -> Any:
 
         options = {
             "dtype": torch.float32 if place.type == "cpu" else "auto",
-            "model_kwargs": {"use_safetensors": True},
+            "model_kwargs": {"use_safetensors": True, "attn_implementation": "sdpa"},
         }
         return pipeline(
             "automatic-speech-recognition", path, device=place, trust_remote_code=False, **options

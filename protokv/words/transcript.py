@@ -53,7 +53,7 @@ class Transcript(TranscriptAttachment):
     """The lines of a stream; at first none."""
 
     def __init__(self) -> None:
-        # in the order of the stream; its last one is always there
+        # lines in the order of the stream; its last one is always there
         self.lines: list[_TranscriptLine] = []
         self._bytes = 0
 

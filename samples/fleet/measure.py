@@ -54,11 +54,10 @@ class StubPool:
             if hash(job.key) % 1000 == 0
             else None
         )
-        status = "watched" if failure is None else "failed"
         return VideoOutcome(
             job,
             f"/states/{job.key}.safetensors",
-            status,
+            "watched" if failure is None else "failed",
             steps=3600,
             stream_time_s=3600.0,
             failure=failure,

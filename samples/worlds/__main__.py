@@ -33,7 +33,8 @@ from protokv.replay.report import summarise_answers
 from protokv.replay.rows import AnswerRow, AnswerRowFile, read_answer_rows
 from protokv.replay.runner import TrialSetup
 from protokv.replay.tables import REPORT_NOTE, save_report_points, tabulate_report
-from protokv_cli.parsing import parse_duration, parse_list, parse_variation
+from protokv.state.moments import parse_duration
+from protokv_cli.parsing import parse_list, parse_variation
 from samples.worlds.language import (
     MEASURES,
     read_language,

@@ -40,12 +40,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.memories import MemoryVariant
 from protokv.replay.metrics import bootstrap
 from protokv.replay.rows import cut_torn_answer_row, parse_answer_rows, read_results_text
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from samples.worlds.lines import Said, draw_said
 from samples.worlds.llama import Llama

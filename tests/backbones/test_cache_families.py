@@ -212,7 +212,7 @@ def test_a_model_that_pairs_neighbours_is_read_in_the_order_of_halves() -> None:
     # unit.
     found = [watch(model, protokv.Cache(model, 24, center_bits=32), texts(12)) for model in models]
     torch.testing.assert_close(found[0], found[-1], **NEAR)
-    decoder = protokv.Cache(models[0], 24).decoder
+    decoder: Any = protokv.Cache(models[0], 24).decoder
     keys = torch.randn(1, 1, 5, 64)
     positions = torch.arange(5)[:, None].expand(-1, 3) + 100
     cos_and_sin = models[0].model.language_model.rotary_emb(keys, positions.T[:, None])
@@ -220,4 +220,3 @@ def test_a_model_that_pairs_neighbours_is_read_in_the_order_of_halves() -> None:
     torch.testing.assert_close(
         decoder.to_halves(theirs), rotate(decoder.to_halves(keys), *decoder.angles(positions))
     )
-    assert torch.equal(decoder.from_halves(decoder.to_halves(keys)), keys)

@@ -15,9 +15,9 @@ from protokv.backbones import MODEL_FAMILIES, load_backbone
 from protokv.core.backbone import MOST_WORD_TOKENS, Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
-from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, MemoryConfig
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream

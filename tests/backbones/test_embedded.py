@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from protokv.backbones import load_backbone
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
 from protokv.mini.backbone import MiniBackbone
-from protokv.state import checkpoint
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.tolerance import forward_terms, near, near_logits
 
@@ -136,7 +135,7 @@ def test_a_long_stream_is_answered_alike_and_a_state_goes_on_in_either(
             session.watch(random_frames(seed))
     mine, other = (session.prefill("what colour was the star?") for session in sessions)
     torch.testing.assert_close(mine, other, **near_logits(sessions[1], other))
-    moved = checkpoint.restore_session(checkpoint.make_state(sessions[0]), theirs)
+    moved = Session.restore(sessions[0].make_state(), theirs)
     moved.watch(random_frames(13))
     assert moved.clock.steps == 13
 

@@ -20,10 +20,10 @@ from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.core.step import StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, LLAVA_SPECIAL, QWEN_TEMPLATE, write_tokenizer
@@ -300,7 +300,7 @@ def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> Non
     sampling = still | {
         "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 384}}
     }
-    rows = [
+    rows: list[tuple[dict[str, Any], bool, int]] = [
         (sampling, False, 384),
         (sampling, True, 384),
         (still, False, 512),

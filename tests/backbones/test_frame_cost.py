@@ -5,6 +5,7 @@ a user allows.
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, StateMismatch
-from protokv.ingestion import ingest_events
+from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
-from protokv.state.reader import load
+from protokv.stream.opening import load
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.prepared import Prepared
@@ -141,10 +142,8 @@ def test_a_state_brings_its_cost_and_takes_no_other(
 
     def watch(source: Prepared, **cost: int) -> int:
         config = DurableConfig(budget=64)
-        *_, summary = ingest_events(
-            source, path, config, backbone=str(tiny_folder), device="cpu", append=True, **cost
-        )
-        return summary.steps
+        how: dict[str, Any] = {"backbone": str(tiny_folder), "device": "cpu", **cost}
+        return ingest(source, path, config, append=True, **how).steps
 
     assert watch(Prepared(1, 4), frame_tokens=5) == 2
     backbone = load(path, str(tiny_folder), device="cpu").backbone

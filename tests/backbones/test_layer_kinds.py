@@ -18,12 +18,11 @@ import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.layers import LayerKind
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.state import checkpoint
 from protokv.state.describe import describe_state
+from protokv.stream.session import Session
 from protokv_cli.inspect import make_inspect_tables
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, write_gemma4
@@ -125,7 +124,7 @@ def test_inspect_tells_the_kind_of_every_layer(
 def test_a_state_of_other_layers_or_without_a_tensor_is_refused(
     model: tuple[Backbone, Upstream],
 ) -> None:
-    state = checkpoint.make_state(windowed(model[0], 1))
+    state = windowed(model[0], 1).make_state()
     kinds = state.tensors["layers.kinds"].clone()
     kinds[0, 0] = 2 if kinds[0, 0] != 2 else -1
     kept = [name for name in state.tensors if name.startswith("layers.")]
@@ -140,7 +139,7 @@ def test_a_state_of_other_layers_or_without_a_tensor_is_refused(
         broken.append({**state.tensors, **windows})
     for tensors in broken:
         with pytest.raises(StateCorrupt):
-            checkpoint.restore_session(replace(state, tensors=tensors), model[0])
+            Session.restore(replace(state, tensors=tensors), model[0])
 
 
 def test_what_such_layers_cannot_do_is_refused(model: tuple[Backbone, Upstream]) -> None:

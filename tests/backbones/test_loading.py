@@ -21,10 +21,10 @@ from protokv.backbones.files import find_model_families, find_packaged_models, r
 from protokv.backbones.loading import find_module_devices
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.sharding import LayerShards
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests.conftest import watched
 from tests.core.streams import same
 
@@ -280,6 +280,7 @@ def test_quantisation_and_device_map_reach_transformers(
     asked.clear()
     load_backbone(str(folder), dtype="float32", device_map="auto")
     # Only safetensors, and no code.
+    assert asked.pop("config").model_type == "qwen2_5_vl"
     expected = {"dtype": torch.float32, "device_map": "auto", "use_safetensors": True}
     assert asked == expected | {"output_loading_info": True, "trust_remote_code": False}
 
@@ -389,3 +390,33 @@ def test_a_model_over_several_devices_answers_and_saves_as_on_one(
         again = protokv.load(tmp_path / "state.safetensors", other)
         assert torch.equal(again.prefill(QUESTION), expected)
         assert same(again.tensors(), sessions[0].tensors())
+
+
+NAMED = "kernels-community/flash-attn"
+KERNELS: list[Callable[[Any], object]] = [
+    lambda config: config.update(_attn_implementation=NAMED),
+    lambda config: config.update(attn_implementation=NAMED),
+    lambda config: config["text_config"].update(_attn_implementation=NAMED),
+    lambda config: config["vision_config"].update(attn_implementation=f"{NAMED}@main"),
+    lambda config: config.update(attn_implementation="flash_attention_2"),
+    lambda config: config["text_config"].update(experts_implementation="sonicmoe"),
+]
+
+
+@pytest.mark.parametrize("change", KERNELS)
+def test_no_config_chooses_an_attention_or_a_kernel(
+    folder: Path, change: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[object]()
+    names = ("lazy_import_flash_attention", "kernelize")
+    for name in names:
+        monkeypatch.setattr(f"transformers.modeling_utils.{name}", lambda *a, **_: asked.append(a))
+    before = identify_backbone(str(folder))
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    backbone = load_backbone(str(folder), dtype="float32")
+    assert not asked
+    assert os.environ["USE_HUB_KERNELS"] == "0"
+    assert backbone.identity.weights_digest == before.weights_digest

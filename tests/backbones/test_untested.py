@@ -19,9 +19,9 @@ from transformers import (
 )
 
 import protokv
-from protokv.core.session import Session
 from protokv.errors import ModelError
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests.backbones.tiny import LLAVA_SPECIAL, LLAVA_TEMPLATE, STATISTICS, write_tokenizer
 from tests.conftest import random_frames
 

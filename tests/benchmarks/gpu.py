@@ -1,15 +1,13 @@
 """One visit to a GPU: the tests that need one, every family and memory beside the CPU, and times at
 7B.
 
-    python -m tests.benchmarks.gpu                    # eight minutes on an H100; rows go to
-    results/gpu-h100.jsonl python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a
-    tiny model on a CPU
+    python -m tests.benchmarks.gpu       # eight minutes; rows go to results/gpu-NAME.jsonl
+    python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a tiny model on a CPU
 
 Each part is a process with a limit of its own and appends its rows as it goes: one that hangs or
 fails stops no other. The first ones check what is right and run beside each other, the others
 measure and run alone. The 7B model has the shape of Qwen2.5-VL-7B, weights drawn at random on the
-device, and a tokenizer of a few words.
-"""
+device, and a tokenizer of a few words."""
 
 import argparse
 import contextlib
@@ -35,13 +33,12 @@ import numpy as np
 import torch
 
 from protokv.backbones import load_backbone, qwen_vl
-from protokv.core import graphs, kernels
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.step import StepKV
+from protokv.device import graphs, kernels
 from protokv.memories import MEMORIES, MemoryConfig
-from protokv.state.checkpoint import save
-from protokv.state.reader import load
+from protokv.stream.opening import load, save
+from protokv.stream.session import Session
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
@@ -54,7 +51,7 @@ ROOT = Path(__file__).parents[2]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 MODEL = "Qwen2.5-VL-7B-Instruct"
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -165,7 +162,8 @@ def compare_families(visit: Visit, share: int) -> None:
     from tests.test_fake_cuda import SLIDING, small
 
     # cuDNN rounds what goes into a convolution to TF32 by default.
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    cudnn: Any = torch.backends.cudnn
+    cudnn.conv.fp32_precision = "ieee"
     families = list(BUILDERS)[share::4]
     kinds = ["durable", "sliding-window"] if visit.tiny else list(MEMORIES)
     rows: list[dict[str, Any]] = []
@@ -202,7 +200,7 @@ def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
     from tests.conftest import random_frames
     from tests.test_fake_cuda import QUESTION
 
-    logits = {}
+    logits: dict[Any, Any] = {}
     states = {}
     answers = {}
     for name, backbone in models.items():
@@ -327,15 +325,16 @@ def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
     """
     seen = []
     row = dict[str, float]()
-    in_parts = qwen_vl.supports_varlen
+    model: Any = qwen_vl
+    in_parts = model.supports_varlen
     for name in ("in parts", "one by one"):
-        qwen_vl.supports_varlen = in_parts if name == "in parts" else lambda *_: False
+        model.supports_varlen = in_parts if name == "in parts" else lambda *_: False
         backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
         with torch.inference_mode():
             timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 3)
             row[name] = timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 20)[0]
             seen.append(backbone.embed_steps([prepared[0]], [0.0])[0].embeddings.float())
-    qwen_vl.supports_varlen = in_parts
+    model.supports_varlen = in_parts
     backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
     far = float((seen[0] - seen[1]).abs().max())
     most = float(seen[1].abs().max())
@@ -373,7 +372,8 @@ def _measure_memory(
 ) -> None:
     # Those of the tower stay from case to case.
     backbone.graphs.why_not = "" if CUDA and by_graphs else "left out"
-    graphs._can_capture = lambda _: CUDA and by_graphs
+    device: Any = graphs
+    device._can_capture = lambda _: CUDA and by_graphs
     session = Session.start(backbone, MemoryConfig.of(kind, budget=budget))
     rounds = 2 if visit.tiny else 20
     row: dict[str, Any] = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
@@ -450,14 +450,12 @@ def _measure_memory(
 
 def update(session: Session) -> None:
     """Let a memory take keys and values of noise."""
-    size = session.memory._near.keys.shape
-    keys = torch.randn(
-        *size[:2], TOKENS, size[3], device=DEVICE, dtype=session.memory._near.keys.dtype
-    )
-    places = torch.zeros(
-        TOKENS, session.memory._near.positions.shape[1], dtype=torch.int64, device=DEVICE
-    )
-    index = session.memory._near.last_step + 1
+    memory: Any = session.memory
+    near = memory._near
+    size = near.keys.shape
+    keys = torch.randn(*size[:2], TOKENS, size[3], device=DEVICE, dtype=near.keys.dtype)
+    places = torch.zeros(TOKENS, near.positions.shape[1], dtype=torch.int64, device=DEVICE)
+    index = near.last_step + 1
     session.memory.append(StepKV(keys, keys, places, torch.rand(TOKENS, 2, device=DEVICE), index))
     session.clock = replace(session.clock, steps=index + 1)
 

@@ -45,7 +45,7 @@ def about(machine: dict[str, Any]) -> str:
 def write_table(name: str, device: str, rows: list[dict[str, Any]], note: str) -> None:
     """Write `results/NAME-DEVICE.json` and `.md`."""
     file = RESULTS / f"{name}-{device}"
-    document = {"machine": machine(device), "note": note, "rows": rows}
+    document: dict[str, Any] = {"machine": machine(device), "note": note, "rows": rows}
     file.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     file.with_suffix(".md").write_text(f"{about(document['machine'])}\n\n{note}\n\n{table(rows)}\n")
 

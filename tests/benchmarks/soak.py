@@ -5,8 +5,7 @@ places on the way.
     python -m tests.benchmarks.soak --steps 2000
 
 The video is the sample of a minute at two small frames a second, again and again; the embedded
-model watches it, a step a second. Writes `results/soak-cpu.*`.
-"""
+model watches it, a step a second. Writes `results/soak-cpu.*`."""
 
 import argparse
 import json

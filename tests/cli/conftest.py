@@ -140,6 +140,8 @@ def read_to_the_end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Return the rest of stdout and stderr once the process has ended; its stderr fits into a
     page.
     """
+    assert process.stdout
+    assert process.stderr
     out = process.stdout.read()
     err = process.stderr.read()
     process.wait(timeout=120)
@@ -162,5 +164,5 @@ def embedded(protokv: Program) -> Program:
 @pytest.fixture
 def mocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the mock in place of every model in this process."""
-    for home in ("protokv.ingestion.options", "protokv.state.checkpoint", "protokv.backbones"):
+    for home in ("protokv.ingestion.options", "protokv.stream.opening", "protokv.backbones"):
         monkeypatch.setattr(f"{home}.load_backbone", MockBackbone)

@@ -11,14 +11,18 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 import typer
 
 from protokv.ingestion import ingest_events
+from protokv.state.moments import list_instants, parse_duration
 from protokv_cli.exits import ExitCode
 from protokv_cli.main import COMMANDS, app
+from protokv_cli.options import VARIABLES, MemoryFlags, make_kwargs
 from tests.cli.conftest import Program
 from tests.fleet.conftest import InlinePool
 
@@ -27,7 +31,11 @@ SHORT = ROOT / "samples" / "short"
 DOCUMENTS = sorted(
     path for place in ("*.md", "docs/**/*.md", "samples/**/*.md") for path in ROOT.glob(place)
 )
-SCRIPTS = sorted((ROOT / "samples").rglob("*.sh"))
+SCRIPTS = sorted(
+    path
+    for pattern in ("*.sh", "*.service", "Containerfile")
+    for path in (ROOT / "samples").rglob(pattern)
+)
 GROUP = typer.main.get_command(app)
 SUBCOMMANDS = GROUP.commands  # type: ignore[attr-defined]
 
@@ -37,10 +45,13 @@ def commands_in(text: str) -> Iterator[str]:
     pipeline.
     """
     text = text.replace("\\\n", " ")
-    for found in re.finditer(
-        r"(?:^|[`$;&|] ?|-m )protokv ((?:\"[^\"]*\"|'[^']*'|[^`\n;&|#])*)", text, re.MULTILINE
-    ):
-        yield found[1].strip()
+    # As an argument of another program, such as an image, it is followed by a subcommand.
+    names = "|".join(COMMANDS)
+    before = rf"^|[`$;&|/] ?|-m |(?<= )(?=protokv +(?:{names}) )"
+    words = r"(?:\"[^\"]*\"|'[^']*'|[^`\n;&|#])*"
+    for found in re.finditer(rf"(?:{before})protokv +({words})", text, re.MULTILINE):
+        if command := found[1].strip():
+            yield command
 
 
 def in_document(path: Path) -> list[str]:
@@ -83,6 +94,8 @@ def arguments_of(command: str) -> list[str]:
 
 
 def test_documents_and_help_have_examples() -> None:
+    assert any("ingest -o %i.safetensors" in one for one in ALL)
+    assert any("ingest -o door.safetensors --every" in one for one in ALL)
     assert all(
         EXAMPLES[place]
         for place in ("README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS))
@@ -106,14 +119,37 @@ def test_commands_and_options_of_an_example_exist(command: str) -> None:
         if more:
             # The parser itself refuses unknown options, numbers, choices and a wrong number of
             # arguments.
-            SUBCOMMANDS[name].make_context(name, more)
+            context = SUBCOMMANDS[name].make_context(name, more)
+            check_values(name, context.params)
 
 
-# These speak of other programs, too: of pytest, and of `samples.training` and `samples.worlds`.
+def check_values(name: str, given: dict[str, Any]) -> None:
+    """Read the texts of options as the command does, which raises for what is none."""
+    for group in get_type_hints(COMMANDS[name].__wrapped__).values():
+        if is_dataclass(group):
+            filled: Any = group(**{one.name: given[one.name] for one in fields(group)})
+            make_kwargs(filled)
+            if isinstance(filled, MemoryFlags):
+                filled.config()
+    for at in filter(None, [given.get("at")]):
+        parse_duration(at.removeprefix("-")) if "-" not in at[1:] else list_instants(at, 0.0)
+    for times in filter(None, [given.get("delays")]):
+        list(map(parse_duration, times.split(",")))
+
+
+def test_the_variables_of_a_service_and_an_image_are_read_by_an_option() -> None:
+    named = {
+        variable
+        for path in (*SCRIPTS, *DOCUMENTS)
+        for variable in re.findall(r"\bPROTOKV_[A-Z_]+\b", path.read_text(encoding="utf-8"))
+    }
+    # One more is of the tests.
+    assert {"PROTOKV_POSITIONS", "PROTOKV_SOURCE"} <= named <= VARIABLES | {"PROTOKV_TEST_THREADS"}
+
+
+# These speak of other programs, too: pytest and `samples.worlds`.
 TEXTS = [
-    path
-    for path in DOCUMENTS
-    if path.name != "CONTRIBUTING.md" and not {"training", "studies"} & {*path.parts}
+    path for path in DOCUMENTS if path.name != "CONTRIBUTING.md" and "studies" not in path.parts
 ]
 
 

@@ -175,6 +175,7 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     )
     with protokv.start(*command, new_session=True) as process:
         # A slow machine says meanwhile how far it is.
+        assert process.stdout
         while (first := json.loads(process.stdout.readline()))["type"] == "progress":
             pass
         assert first["key"] == "one"
@@ -220,6 +221,12 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     asked = [(question, rank) for question in ("what is first ?", "ring ?") for rank in (1, 2)]
     assert [(row["question"], row["rank"]) for row in ranked] == asked
     assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
+
+    likely = protokv("query", "states", "--top", "3", "--choices", "red,blue", "ring ?").rows()
+    shares = [row["probabilities"]["red"] for row in likely]
+    assert shares == sorted(shares, reverse=True) == [row["probability"] for row in likely]
+    other = protokv("query", "states", "--top", "3", "--choices", "blue,red", "ring ?").rows()
+    assert [row["probability"] for row in other] == pytest.approx([1 - one for one in shares[::-1]])
 
     head, *lines = protokv(
         "query", "states", "--top", "2", "what is first ?", "-f", "table"

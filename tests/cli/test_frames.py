@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protokv.core.parts import Evidence, EvidenceSpan
+from protokv.stream.evidence import Evidence, EvidenceSpan
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, write_video
 
@@ -23,7 +23,7 @@ def program(
     protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Program:
     """The program beside `clip.mp4` and its state; every answer stands on `MOMENTS`."""
-    monkeypatch.setattr("protokv.core.session.find_evidence", lambda *_: Evidence(MOMENTS, True))
+    monkeypatch.setattr("protokv.stream.asking.find_evidence", lambda *_: Evidence(MOMENTS, True))
     shutil.copy(video, protokv.folder)
     assert protokv("ingest", "clip.mp4", *SMALL).code == 0
     return protokv
@@ -50,14 +50,38 @@ def test_the_frames_are_those_of_the_steps_that_the_answer_stood_on(program: Pro
     part = ("--start", "3s", "--duration", "9s", "-o", "part.safetensors")
     assert program("ingest", "clip.mp4", *SMALL, *part).code == 0
     program("query", "part.safetensors", QUESTION, "--frames", "part")
-    assert differences("part/00-00-01.000.png", 4) < 12
+    assert differences("part/00-00-01.000_clip_00-00-04.000.png", 4) < 12
     write_video(program.folder / "two.mp4", 4, seed=5)
     write_video(program.folder / "one.mp4", 6, seed=4)
     for name in ("one.mp4", "two.mp4"):
         assert program("ingest", name, *SMALL, "-o", "both.safetensors", "--append").code == 0
     program("query", "both.safetensors", QUESTION, "--frames", "both")
-    assert differences("both/00-00-01.000.png", 1, seed=4) < 12
-    assert differences("both/00-00-07.000.png", 1, seed=5) < 12
+    assert differences("both/00-00-01.000_one_00-00-01.000.png", 1, seed=4) < 12
+    assert differences("both/00-00-07.000_two_00-00-01.000.png", 1, seed=5) < 12
+
+
+def test_evidence_and_words_of_a_part_have_the_times_of_the_video_beside_those_of_the_stream(
+    program: Program,
+) -> None:
+    Path("clip.srt").write_text("1\n00:00:04,000 --> 00:00:05,000\nhello\n")
+    part = ("--start", "3s", "-o", "part.safetensors")
+    assert program("ingest", "clip.mp4", *SMALL, *part).code == 0
+    ask = ("query", "part.safetensors", QUESTION, "--evidence")
+    (row,) = program(*ask, "--json").rows()
+    span = row["evidence"][1]
+    assert (span["start_s"], span["video"], span["video_start_s"]) == (1.0, "clip.mp4", 4.0)
+    assert "1 to 0:02 (20 %, 0:04 to 0:05 of clip.mp4)" in program(*ask, "-f", "table").out
+    (line,) = program("inspect", "part.safetensors", "--words", "--json").rows()
+    assert (line["start_s"], line["video_start_s"], line["text"]) == (1.0, 4.0, "hello")
+    # An appended video has its own times, and a whole one alone those of the stream.
+    write_video(program.folder / "two.mp4", 4, seed=5)
+    for name in ("clip.mp4", "two.mp4"):
+        made = program("ingest", name, *SMALL, "-o", "both.safetensors", "--append")
+        assert made.code == 0, made.err
+    with_frames = program("query", "both.safetensors", QUESTION, "--evidence", "--json").rows()[0]
+    assert [one["video"] for one in with_frames["evidence"]] == ["clip.mp4", "clip.mp4"]
+    (whole,) = program("query", "clip.safetensors", QUESTION, "--evidence", "--json").rows()
+    assert not any("video" in span for span in whole["evidence"])
 
 
 def test_a_video_is_found_where_it_is_named_and_refused_once_it_is_gone_or_changed(

@@ -81,7 +81,8 @@ def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(
 def test_the_source_is_never_written_over(
     protokv: Program, mocked: None, video: Path, flags: tuple[str, ...]
 ) -> None:
-    clip = shutil.copy(video, protokv.folder / "self.safetensors")
+    clip = protokv.folder / "self.safetensors"
+    shutil.copy(video, clip)
     (protokv.folder / "link.safetensors").symlink_to(clip)
     for output in ("self.safetensors", "link.safetensors"):
         result = protokv("ingest", clip, *SMALL, "-o", output, *flags)
@@ -95,7 +96,8 @@ def test_an_odd_name_is_shown_unchanged_and_can_be_pasted(
     protokv: Program, mocked: None, video: Path, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
-    odd = shutil.copy(video, tmp_path / "in" / f"{name}.mp4")
+    odd = tmp_path / "in" / f"{name}.mp4"
+    shutil.copy(video, odd)
     result = protokv("ingest", odd, *TABLE)
     assert result.code == 0, result.err
     state = odd.stem + ".safetensors"
@@ -160,11 +162,11 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     assert (joined["duration_s"], joined["steps"]) == (8.0, 8)
     # The part that a budget keeps, and whether it was measured.
     assert (
-        "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL, "--force").err
+        "\nthe budget keeps 1/3 of the video (" in protokv("ingest", video, *SMALL, "--force").err
     )
     monkeypatch.setattr("protokv_cli.ingest_report._MEASURED", 2)
     told = protokv("ingest", video, "--budget", "24", "--dry-run").err
-    assert "keeps 1/3 of the video, beyond what was measured (1/2)" in told
+    assert "of older ones), beyond what was measured (1/2)" in told
     assert "the budget" not in protokv("ingest", video, *SMALL, "--force", "--memory", "full").err
 
 
@@ -230,8 +232,15 @@ def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_na
         "--model llava-hf/"
     )
     assert embedded("ingest", video, *SMALL, "-o", "new/clip.safetensors").err.startswith(named)
-    # Not at each question again.
-    assert embedded("query", "new/clip.safetensors", "what shape ?").err == ""
+    # Every answer about a video that it cannot read says so, as text and as JSON.
+    asked = ("query", "new/clip.safetensors", "what shape ?", "how many ?")
+    for form in ("table", "json"):
+        assert "Note: the embedded model reads" in embedded(*asked, "-f", form).err
+    assert all("drawn shapes only" in row["notice"] for row in embedded(*asked, "--json").rows())
+    rows = embedded("query", "new/", "what shape ?", "how many ?").rows()
+    assert all("drawn shapes only" in row["notice"] for row in rows)
+    standing = embedded("ingest", video, *SMALL, "--force", "--ask", "how many ?", "--json").rows()
+    assert all("drawn shapes" in row["notice"] for row in standing if row["type"] == "answered")
     # The size that is told before is about that of the state after.
     _, progress, *_, summary = embedded("ingest", video, "--json", "--force").rows()
     assert 0.7 < progress["end_bytes"] / summary["file_bytes"] < 1.25
@@ -306,5 +315,32 @@ def test_a_slow_command_is_never_waited_for_and_killed_at_its_limit(
         for i in range(3):
             hook({"answer": i})
         assert said == ["Warning: --exec: sh is too slow; answers are left out"]
-    assert "timed out after" in said[1]
-    assert "answers are left out at the end" in said[-1]
+    assert "2 answers are left out at the end" in said[1]
+    assert "timed out after" in said[-1]
+
+
+def test_an_answer_about_a_drawn_video_says_nothing_of_other_models(embedded: Program) -> None:
+    short = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
+    assert embedded("ingest", short, "--budget", "512", "-q").code == 0
+    asked = embedded("query", "video.safetensors", "What shape appeared first?", "--json")
+    assert (asked.err, "notice" in asked.rows()[0]) == ("", False)
+
+
+@pytest.mark.parametrize("with_words", [False, True])
+@pytest.mark.parametrize("budget", [20, 60, 70, 72, 100])
+def test_what_the_budget_keeps_is_what_inspect_counts(
+    protokv: Program, mocked: None, video: Path, budget: int, with_words: bool
+) -> None:
+    shutil.copy(video, "talk.mp4")
+    if with_words:
+        Path("talk.srt").write_text("1\n00:00:01,000 --> 00:00:03,000\nhello there\n")
+    made = protokv("ingest", "talk.mp4", "--budget", str(budget), "-f", "table")
+    (document,) = protokv("inspect", "talk.safetensors", "--json").rows()
+    stream = document["stream"]
+    memory = document["memory"]
+    words = document.get("words_tokens_in_use", 0) + document.get("words_prototypes", 0)
+    older = stream["tokens_kept"] - stream["tokens_exact"] - words
+    assert 0 <= older <= memory["prototypes"]
+    keeps_all = stream["tokens_kept"] == stream["tokens_seen"]
+    assert ("the budget keeps all of the video" in made.err) is keeps_all
+    assert ("prototypes of older ones" in made.err) is not keeps_all

@@ -5,6 +5,8 @@ cameras and pipes.
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 
 from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events
 from protokv.memories import DurableConfig
+from protokv.state import moments
 from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import EventPrinter
 from tests.cameras import EPOCH, World, gone
-from tests.cli.conftest import Program, wait_for_commit
+from tests.cli.conftest import Program, read_to_the_end, wait_for_commit
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 
@@ -29,7 +32,7 @@ TICKS = [40 * i for i in range(200)]
 def camera(tmp_path: Path, mocked: None) -> Path:
     path = tmp_path / "camera.safetensors"
     world = World(*map(list, SCRIPTS))
-    options = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
+    options: dict[str, Any] = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
     with world.source("rtsp://admin:s3cret@camera/1") as source:
         list(
             ingest_events(
@@ -68,6 +71,68 @@ def test_a_live_state_answers_as_of_a_time_of_the_stream_of_the_day_or_before_it
     assert "committed" in last.err
 
 
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("now", "text", "meant"),
+    [
+        ("2026-10-25T02:10+01:00", "02:30", "2026-10-25T02:30+02:00"),
+        ("2026-10-25T02:45+01:00", "02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T02:45+02:00", "2:30", "2026-10-25T02:30+02:00"),
+        ("2026-10-25T09:00+01:00", "02:30:15", "2026-10-25T02:30:15+01:00"),
+        ("2026-10-25T09:00+01:00", "2026-10-25 02:30", "2026-10-25T02:30+01:00"),
+        ("2026-03-29T03:10+02:00", "02:30", "2026-03-28T02:30+01:00"),
+        ("2026-03-29T09:00+02:00", "3:00:05", "2026-03-29T03:00:05+02:00"),
+        ("2026-06-01T09:00+02:00", "14:05", "2026-05-31T14:05+02:00"),
+        ("2026-06-01T09:00+02:00", "2026-06-01T02:30Z", "2026-06-01T04:30+02:00"),
+    ],
+)
+def test_a_time_of_the_night_when_clocks_change_is_its_latest_past_moment(
+    now: str, text: str, meant: str
+) -> None:
+    at, wanted = (datetime.fromisoformat(one).timestamp() for one in (now, meant))
+    assert moments.parse_instant(text, at) == wanted
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_time_that_came_twice_is_said_with_both_and_one_that_never_came_is_refused(
+    camera: Path, protokv: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.fromisoformat("2027-10-31T09:00+01:00").timestamp()
+    monkeypatch.setattr("protokv_cli.parsing.time.time", lambda: now)
+    result = protokv("query", camera, "--at", "2:30", "what is it")
+    both = "2027-10-31T02:30:00+0100 is meant, 2027-10-31T02:30:00+0200 is the other"
+    assert f"2:30 came twice that night: {both}" in " ".join(result.err.split())
+    never = protokv("query", camera, "--at", "2027-03-28 02:30", "what is it")
+    assert (never.code, "the clocks went forward" in never.err) == (ExitCode.USAGE, True)
+
+
+def test_inspect_of_an_earlier_commit_has_its_bytes_and_the_clock_on_the_wall(
+    camera: Path, protokv: Program
+) -> None:
+    kept = camera.with_name("camera.safetensors@000010.000s")
+    at = clock(11, "%Y-%m-%d %H:%M:%S")
+    result = protokv("inspect", camera, "--at", at, "--json")
+    document = result.rows()[0]
+    assert document["bytes"]["file"] == kept.stat().st_size != camera.stat().st_size
+    written = datetime.fromisoformat(document["written"]).timestamp()
+    assert int(kept.stat().st_mtime) == written
+    began = clock(0, "%Y-%m-%d %H:%M:%S")
+    said = f"as of 0:10 ({clock(10, '%Y-%m-%d %H:%M:%S')}), the last commit that is kept before"
+    assert said in result.err
+    shown = protokv("inspect", camera, "-f", "table").out
+    assert began in shown
+    assert "+00:00" not in shown
+
+
 def test_inspect_shows_what_was_missed_and_nothing_secret(camera: Path, protokv: Program) -> None:
     table = protokv("inspect", camera, "--format", "table").out
     for text in ("rtsp://camera/1", "gaps in all 2", "lost in all 1:00", "is gone"):
@@ -88,13 +153,14 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(
     with embedded.start(
         "ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s"
     ) as process:
-        process.stdin.buffer.write(data)
-        process.stdin.buffer.flush()
+        pipe: Any = process.stdin
+        pipe.buffer.write(data)
+        pipe.buffer.flush()
         wait_for_commit(process)
         # The pipe stays open, and nothing more comes.
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == ExitCode.TERMINATED
-        assert "Continue with the same command" in process.stderr.read()
+        assert "Continue with the same command" in read_to_the_end(process)[1]
     assert (tmp_path / "s.safetensors").exists()
 
 

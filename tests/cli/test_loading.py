@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import reload
@@ -167,3 +169,55 @@ def test_each_state_is_made_and_asked_with_the_revision_that_it_records(
             "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG, env=environment
         )
         assert "its backbone.weights_digest is" in wrong.err
+
+
+# What a command has imported, as its last line.
+_SHOW_ROOMS = """
+import sys
+from protokv_cli.main import app
+try:
+    app()
+finally:
+    print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if "protokv." in name}))
+"""
+
+
+@pytest.mark.parametrize("at", ["clip.safetensors", "."])
+def test_a_question_imports_neither_what_watches_nor_what_reads_videos(
+    protokv: Program, watched: Callable[..., Path], at: str
+) -> None:
+    shutil.copy(watched(), protokv.folder / "clip.safetensors")
+    command = [sys.executable, "-c", _SHOW_ROOMS, "query", "--state", at, "what ?"]
+    done = subprocess.run(
+        command,
+        env=protokv.environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=protokv.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    rooms = done.stdout.splitlines()[-1].split()
+    assert "protokv.state" in rooms
+    assert not {"protokv.ingestion", "protokv.video", "protokv.fleet"} & {*rooms}
+
+
+def test_the_variable_is_a_default_for_states_whose_own_model_is_not_here(
+    protokv: Program, watched: Callable[..., Path], video: Path
+) -> None:
+    (protokv.folder / "states").mkdir()
+    named = shutil.copy(watched(), protokv.folder / "states" / "tiny.safetensors")
+    made = ("ingest", video, "--budget", "24", "--model", "protokv/mini", "-q")
+    for name in ("a", "b"):
+        assert protokv(*made, "-o", f"states/{name}.safetensors").code == ExitCode.DONE
+    # The variable names the tiny model, and two states know that theirs is another one.
+    for state in (named, "states/a.safetensors"):
+        asked = protokv("query", state, "what ?", "--max-new-tokens", "1")
+        assert asked.code == ExitCode.DONE, asked.err
+    asked = protokv("query", "states/", "what ?", "--max-new-tokens", "1")
+    assert (asked.code, len(asked.rows())) == (ExitCode.DONE, 3), asked.err
+    # What an option names is for all, and the rest is told.
+    model = protokv.environment["PROTOKV_MODEL"] + "/"
+    refused = protokv("query", "states/", "what ?", "--model", model)
+    assert (refused.code, len(refused.rows())) == (ExitCode.PARTIAL, 1), refused.err
+    assert "2 of 3 states cannot be asked" in refused.err

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import typer
 
-from protokv import __version__
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.ingestion import COMMIT_NEVER, Every
 from protokv.replay.memories import SettingSweep
+from protokv.state.moments import parse_duration
+from protokv.version import __version__
 from protokv_cli import main
 from protokv_cli.exits import ExitCode
 from protokv_cli.parsing import (
-    parse_duration,
     parse_every,
     parse_list,
     parse_setting,
@@ -101,7 +101,7 @@ names.
 
 def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path) -> None:
     assert embedded("ingest", video, "-o", "s.safetensors", "--budget", "24", "--json").code == 0
-    options = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
+    options: dict[str, Any] = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
     result = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, **options
     )

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForImageTextToText
 
+from protokv import Cache
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
@@ -248,3 +251,20 @@ def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(
     file.write_bytes(bad[4])
     refused = protokv("query", "absent.safetensors", "--questions", file)
     assert (refused.code, refused.err.startswith("Error: line 1 of")) == (ExitCode.USAGE, True)
+
+
+def test_what_a_cache_saved_is_asked_as_any_other_state(
+    protokv: Program, tiny_folder: Path
+) -> None:
+    model = AutoModelForImageTextToText.from_pretrained(tiny_folder, dtype=torch.float32).eval()
+    cache = Cache(model, 24)
+    with torch.no_grad():
+        for start in range(8, 16):
+            model(**cache.step({"input_ids": torch.arange(start, start + 10)[None]}))
+            cache.commit()
+    cache.save(protokv.folder / "talk.safetensors")
+    asked = ("query", "talk.safetensors", QUESTION, "--json")
+    (row,) = protokv(*asked).rows()
+    assert (row["stream_time_s"], row["context_tokens"]) == (8.0, 24 + 4)
+    refused = protokv(*asked, "--evidence")
+    assert (refused.code, "tell no time" in refused.err) == (ExitCode.USAGE, True)

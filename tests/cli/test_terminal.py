@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import subprocess
 import sys
 import unicodedata
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -17,7 +22,7 @@ from hypothesis import strategies as st
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from protokv_cli import output
-from protokv_cli.output import format_json, make_printable
+from protokv_cli.output import Output, format_json, make_printable, tabulate_rows
 from tests.cli.conftest import RUN, Program
 from tests.cli.terminal import run_on_terminal
 
@@ -57,7 +62,8 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert "\x1b[2K" in seen.screen
     # Nothing of the bar is left.
     _, share, *last = seen.lines()
-    assert share == "the budget keeps 1/3 of the video"
+    forms = "(6 tokens exactly, 18 prototypes of older ones)"
+    assert share == f"the budget keeps 1/3 of the video {forms}"
     last = " ".join(last)
     assert last.startswith("ask it: protokv query --model ")
 
@@ -97,7 +103,7 @@ def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(
 EVIL = (
     "\x1b]0;owned\x07\x1b[2K\x9b31m\u202egpj.\u2066[bold red]x[/bold red][/nothing]:warning:\r\x08"
 )
-DANGEROUS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+DANGEROUS: Any = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def obeyed(text: str) -> set[str]:
@@ -105,7 +111,46 @@ def obeyed(text: str) -> set[str]:
     return {c for c in text if unicodedata.category(c) in DANGEROUS and c not in "\n\t\u200c\u200d"}
 
 
-@given(st.text(), st.text(st.characters(exclude_categories=sorted(DANGEROUS))))
+CELLS = st.lists(
+    st.sampled_from(["96% 82-99*", "-87..-46* to full", "16,974", "x", ""]), min_size=7
+)
+
+
+@given(st.lists(CELLS, min_size=1, max_size=4), st.integers(44, 120))
+def test_no_number_of_a_table_is_cut_at_any_width(rows: list[list[str]], columns: int) -> None:
+    names = ["memory", "budget", "0 s", "1 min", "5 min", "8 min", "difference"]
+    records = [dict(zip(names, cells, strict=False)) for cells in rows]
+    screen = io.StringIO()
+    with mock.patch.dict(os.environ, COLUMNS=str(columns)), redirect_stdout(screen):
+        Output(as_json=False).table(tabulate_rows(names, records))
+    wanted = {word for row in records for cell in row.values() for word in cell.split()}
+    assert wanted <= {*screen.getvalue().split()}
+    assert max(map(len, screen.getvalue().splitlines())) <= columns
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "cp437"])
+def test_a_name_outside_of_the_encoding_of_stdout_is_escaped(encoding: str) -> None:
+    name = "talk \u89c6\u9891 \U0001f3a5.mp4"
+    code = f"""
+from protokv_cli.output import Output
+from protokv_cli.process import run_and_exit
+def show():
+    Output(as_json=True).record({{"source": {name!r}}})
+    Output(as_json=False).record({{"source": {name!r}}})
+    Output().note({name!r})
+run_and_exit(show)
+"""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
+    row, shown = done.stdout.decode("ascii").splitlines()
+    assert json.loads(row) == {"source": name}
+    assert r"\u89c6\u9891 \U0001f3a5" in shown
+    assert r"\u89c6" in done.stderr.decode("ascii")
+
+
+@given(st.text(), st.text(st.characters(exclude_categories=DANGEROUS)))
 def test_nothing_that_a_terminal_obeys_is_left_and_other_text_stays_unchanged(
     text: str, printable: str
 ) -> None:

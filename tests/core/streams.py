@@ -1,116 +1,29 @@
-"""Streams of random steps and a plain rotary embedding, for all tests of memories."""
+"""Small settings and positions for tests of memories, beside the streams of `protokv.testing`."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor, float32
+from torch import Tensor
 
-from protokv.core.context import EMPTY_BIAS, Context, PositionFacts
+from protokv.core.context import PositionFacts
 from protokv.core.memory import Memory
-from protokv.core.rotary import PreciseRotary, rotate, unrotate
-from protokv.core.session import Session
-from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape
+from protokv.core.rotary import PreciseRotary
 from protokv.memories import DurableConfig, PaperConfig
+from protokv.stream.session import Session
+from protokv.testing.streams import PlainRotary as PlainRotary
+from protokv.testing.streams import ToyStream as World
+from protokv.testing.streams import feed as feed
+from protokv.testing.streams import have_equal_bits as same
+from protokv.testing.streams import make_shape as shape_of
+from protokv.testing.streams import read_layer as shown_to
+from protokv.testing.streams import read_slots as slots_of
+
+__all__ = ["PlainRotary", "World", "feed", "same", "shape_of", "shown_to", "slots_of"]
 
 
-class PlainRotary:
-    """RoPE of P components: the frequencies are dealt out to the components in turn."""
-
-    def __init__(self, head_size: int) -> None:
-        half = head_size // 2
-        self.frequency = 100.0 ** -(torch.arange(half) / half)
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        half = len(self.frequency)
-        components = positions.repeat(
-            (1,) * (positions.ndim - 1) + (-(-half // positions.shape[-1]),)
-        )
-        angles = components[..., :half] * self.frequency
-        angles = torch.cat((angles, angles), -1)
-        return angles.cos(), angles.sin()
-
-
-class World:
-    """A stream that revisits a few things: each token is one of `things` directions of its head,
-    with some noise.
-    """
-
-    def __init__(
-        self,
-        shape: MemoryShape,
-        seed: int,
-        *,
-        things: int = 12,
-        noise: float = 0.3,
-        still: float = 0.0,
-    ) -> None:
-        """Make a world in which a share `still` of the tokens is seen again in the next step, where
-        they were.
-        """
-        self.shape = shape
-        self.noise = noise
-        self.still = still
-        self._last: StepKV | None = None
-        self.rotary = PlainRotary(shape.head_size)
-        self.generator = torch.Generator().manual_seed(seed)
-        size = (shape.layers, shape.kv_heads, things, shape.head_size)
-        self.keys, self.values = self._normal(*size), self._normal(*size)
-        self.time = 0
-
-    def _normal(self, *size: int) -> Tensor:
-        return torch.randn(size, generator=self.generator)
-
-    def sink(self) -> tuple[Tensor, Tensor]:
-        shape = self.shape
-        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
-        return self._normal(*size).to(shape.dtype), self._normal(*size).to(shape.dtype)
-
-    def step(self, index: int, tokens: int) -> StepKV:
-        shape = self.shape
-        T = tokens
-        which = torch.randint(self.keys.shape[2], (T,), generator=self.generator)
-        size = (shape.layers, shape.kv_heads, T, shape.head_size)
-        keys = self.keys[:, :, which] + self.noise * self._normal(*size)
-        values = self.values[:, :, which] + self.noise * self._normal(*size)
-        positions = self.time + torch.arange(T)[:, None].expand(T, shape.position_components)
-        if shape.position_components > 1:
-            cells = torch.arange(T) % 3
-            positions = (
-                torch.stack((torch.full((T,), index), torch.arange(T) // 3, cells), 1)
-                + shape.sink_tokens
-            )
-        self.time += T
-        coordinates = torch.rand(T, 2, generator=self.generator)
-        last = self._last
-        n = 0 if self._last is None else min(T, len(self._last.positions))
-        if last is not None and self.still:
-            again = (torch.rand(n, generator=self.generator) < self.still).nonzero().squeeze(1) - n
-            # What comes from the embedding alone is the same; in later layers a token differs.
-            values[0, :, again] = last.values[0, :, again].float()
-            coordinates[again] = last.coordinates[again]
-        rotated = rotate(keys, *self.rotary(positions)).to(shape.dtype)
-        self._last = StepKV(
-            rotated, values.to(shape.dtype), positions.contiguous(), coordinates, index
-        )
-        return self._last
-
-
-def shape_of(
-    *,
-    layers: int = 2,
-    heads: int = 1,
-    size: int = 8,
-    components: int = 1,
-    sink: int = 2,
-    dtype: torch.dtype = float32,
-) -> MemoryShape:
-    return MemoryShape(layers, heads, size, components, sink, dtype, torch.device("cpu"))
-
-
-def small_config(budget: int = 29, **changes: object) -> PaperConfig:
+def small_config(budget: int = 29, **changes: Any) -> PaperConfig:
     """The paper's rules in a size where a short stream fills, evicts, ages, merges and recycles."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "pseudo_tokens": 2,
         "idle_steps": 4,
         "subquantizers": 2,
@@ -121,36 +34,9 @@ def small_config(budget: int = 29, **changes: object) -> PaperConfig:
     return PaperConfig(budget=budget, **(defaults | changes))
 
 
-def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
+def small_durable(budget: int = 29, **changes: Any) -> DurableConfig:
     """The default memory in such a size, its centres in float32."""
-    return DurableConfig(budget=budget, **({"center_bits": 32} | changes))
-
-
-def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:
-    """Start the memory and append one step of each length; return the steps."""
-    memory.start(*world.sink())
-    steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
-    for step in steps:
-        memory.append(step)
-    return steps
-
-
-def shown_to(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values `[H, N, D]` and bias `[H, N]`, `-inf` where free, of all that a layer reads.
-
-    Where a segment wants its queries turned, its keys are turned back instead: the logits are the
-    same.
-    """
-    segments = context.at(layer, query)
-    keys = [
-        one.keys
-        if one.query_rotation is None
-        else unrotate(one.keys.float(), *one.query_rotation).to(one.keys.dtype)
-        for one in segments
-    ]
-    bias = torch.cat([segment.bias for segment in segments], 1)
-    free = bias.masked_fill(bias == EMPTY_BIAS, -torch.inf)
-    return torch.cat(keys, 1), torch.cat([segment.values for segment in segments], 1), free
+    return DurableConfig(budget=budget, **{"center_bits": 32, **changes})
 
 
 def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> PositionFacts:
@@ -162,7 +48,3 @@ def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Positio
 def copy_of(memory: Memory | Session) -> dict[str, Tensor]:
     """The state, safe from later steps."""
     return {name: tensor.clone() for name, tensor in memory.tensors().items()}
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core import kernels
 from protokv.core.attention import AnswerBuffer, TokenCache, attend
 from protokv.core.context import ANSWER_ROWS, EMPTY_BIAS, KVSegment, SlotContext
-from protokv.core.evidence import measure_attention_weights
 from protokv.core.rotary import rotate
+from protokv.device import kernels
+from protokv.stream.evidence import measure_attention_weights
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
-from tests.tolerance import near, tolerance
+from tests.tolerance import Tolerance, near, tolerance
 
 CPU = torch.device("cpu")
 # A query, the segments and the tail that it attends to, and the factor on the logits.
@@ -50,7 +50,7 @@ def dense(
     return out
 
 
-def allowed(case: Case, dtype: torch.dtype) -> dict[str, float]:
+def allowed(case: Case, dtype: torch.dtype) -> Tolerance:
     """What an order of sums leaves of a weighted mean: products over a head, and values of all
     tokens by their weights.
 
@@ -257,16 +257,14 @@ def test_a_token_sees_slots_and_answer_as_one(
     behind = torch.zeros(H, ANSWER_ROWS, 3, dtype=dtype)
     # what an earlier answer has left
     empty = torch.randn(2, H, ANSWER_ROWS, D, generator=g).to(dtype)
-    wide = zip((keys, values), empty, strict=True)
-    rows = kernels.append_bias_columns(
-        *(torch.cat(both, 1) for both in wide), torch.cat((columns, behind), 1)
-    )
+    wide = [torch.cat(both, 1) for both in zip((keys, values), empty, strict=True)]
+    rows = kernels.append_bias_columns(wide[0], wide[1], torch.cat((columns, behind), 1))
     context = SlotContext(
         keys[None], values[None], bias[None], slice(0), rows=(rows[0][None], rows[1][None])
     )
     room = AnswerBuffer(ANSWER_ROWS, CPU, context.answer_rows())
     cache = TokenCache(1)
-    said = []
+    said: list[Tensor] = []
     cache.context = context
     cache.layers[0].room = room
     # A question with padding behind it, and three tokens, each over what nobody sees.

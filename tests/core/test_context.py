@@ -20,7 +20,7 @@ from protokv.core.rotary import (
 )
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
-from tests.tolerance import near, tolerance
+from tests.tolerance import Tolerance, near, tolerance
 
 ORIGIN = 2
 ROTARY = PlainRotary(8)
@@ -46,7 +46,7 @@ def shown_positions(context: Context) -> torch.Tensor:
 
 def literal(
     context: SlotContext, anchoring: PositionFacts, span: int
-) -> tuple[SlotContext, int, int]:
+) -> tuple[SlotContext, int, int | torch.Tensor]:
     """Compact placement written out slot by slot, every key turned: the slots, the shift and the
     next position.
     """
@@ -128,7 +128,7 @@ def contexts(draw: st.DrawFn) -> tuple[SlotContext, PositionFacts]:
 
 def attended(
     expected: torch.Tensor, context: SlotContext, tail: tuple[torch.Tensor, torch.Tensor]
-) -> dict[str, float]:
+) -> Tolerance:
     """The tolerance for attention: keys are turned, products go over a head, and values are
     weighed.
     """

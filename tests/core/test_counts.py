@@ -11,19 +11,21 @@ so many operations, and so many more a layer. It is held at 3 layers by default,
 from collections import Counter
 from dataclasses import replace
 from types import FunctionType
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from protokv.core import rotary
 from protokv.core.decoding import Decoding, TokenSampler
-from protokv.core.session import Session
 from protokv.core.settings import PositionMode
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
 from protokv.memories.durable.repeats import DEEP_MODEL_LAYERS
+from protokv.stream.session import Session
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
@@ -48,16 +50,17 @@ def _seen_by_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     without it.
     """
     monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())
-    for name, method in list(vars(Session).items()):
+    methods: dict[str, Any] = {**vars(Session)}
+    for name, method in methods.items():
         if isinstance(method, FunctionType) and method.__code__.co_name in (
             "decorate_context",
             "generator_context",
         ):
-            monkeypatch.setattr(Session, name, method.__wrapped__)
+            monkeypatch.setattr(Session, name, vars(method)["__wrapped__"])
 
 
 def watch(session: Session) -> None:
-    step = session.backbone.embed_step(None)
+    step = session.backbone.embed_step(np.zeros(0, np.uint8))
     with torch.no_grad():
         session.take([step], [session.clock.steps * 1.0])
 
@@ -175,7 +178,7 @@ class Spy:
 
     def __init__(self, counting: Counting) -> None:
         self._counting = counting
-        self.steps = []
+        self.steps: list[tuple[Counter[str], Counter[str]]] = []
 
     def __call__(self, token: torch.Tensor) -> int:
         self.steps.append((Counter(self._counting.operations), Counter(self._counting.waits)))

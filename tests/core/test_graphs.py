@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.core import arrays, graphs
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.graphs import Graphs
-from protokv.core.session import Answer, Session
+from protokv.device import arrays, graphs
+from protokv.device.graphs import Graphs
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
+from protokv.stream.asking import Answer
+from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.counting import record

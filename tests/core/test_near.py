@@ -22,7 +22,7 @@ def test_every_token_is_in_the_window_or_has_left_it_once_in_order(
     near = NearWindow(slots, 1)
     seen = []
     gone = []
-    held = []
+    held: list[list[int]] = []
     for index, tokens in enumerate(lengths):
         step = replace(world.step(index, tokens), usable=torch.ones(tokens, dtype=torch.bool))
         # What is expected, written as lists.

@@ -62,7 +62,7 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
     packed = trim_unused_slots(whole, memory.specs())
     assert count_bytes(*packed.values()) <= count_bytes(*whole.values())
     assert trim_unused_slots(packed, memory.specs()).keys() == packed.keys()
-    assert same(restore_memory(config, shape, world.rotary, packed).tensors(), whole)
+    assert same(restore_memory(config, shape, world.rotary, packed, len(lengths)).tensors(), whole)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core.build import build_memory
+from protokv.core.context import SlotContext
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
@@ -44,7 +45,7 @@ def stream(memory: Memory, world: World, steps: int, bad: dict[int, list[int]]) 
         memory.append(spoilt(step, tokens, number, of_values=index % 2 == 1) if tokens else step)
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+@pytest.fixture(params=[*CASES.values()], ids=[*CASES])
 def config(request: pytest.FixtureRequest) -> MemoryConfig:
     return request.param
 
@@ -77,6 +78,7 @@ def test_a_dropped_token_is_never_shown(name: str) -> None:
     memory.start(*world.sink())
     memory.append(spoilt(world.step(0, 5), [1, 3], float("nan")))
     context = memory.recall()
+    assert isinstance(context, SlotContext)
     seen = context.bias > -torch.inf
     assert seen.sum(-1).unique().tolist() == [2 + 3]
     assert torch.isfinite(context.keys).all()

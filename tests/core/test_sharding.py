@@ -121,7 +121,9 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
         features = torch.randn(12, 6, generator=world.generator)
         memories = (whole, parts, *continued)
         one, *others = [memory.select(features, (3, 4)) for memory in memories]
-        assert all(other is None if one is None else torch.equal(one, other) for other in others)
+        for found in others:
+            assert (one is None) == (found is None)
+            assert one is None or found is None or torch.equal(one, found)
         for memory in memories:
             memory.append(step)
         if index % 4:
@@ -138,10 +140,10 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             ours = ours.compact(anchoring, span)
             theirs = theirs.compact(anchoring, span)
             assert same_context(ours, theirs)
-            moved += ours.shift > 0
+            moved += int(ours.shift > 0)
     assert len(continued) == 2
     assert all(same(copy_of(whole), copy_of(memory)) for memory in (parts, *continued))
-    assert moved or config.name in ("full", "rekv")
+    assert moved or config.name in ("full", "rekv", "first-tokens")
     assert whole.report() == parts.report()
     assert whole.nbytes().keys() == parts.nbytes().keys()
 
@@ -149,6 +151,7 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
 def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_it() -> None:
     config = small_config(BUDGET, warmup_residuals=20)
     whole, parts, world = both(config, [FIRST, FIRST, SECOND, SECOND])
+    shards: Any = parts
     dropped = []
     for index in range(32):
         step = world.step(index, 4)
@@ -160,7 +163,7 @@ def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_i
         whole.append(step)
         parts.append(step)
         assert same(copy_of(whole), copy_of(parts))
-        dropped.append(["warmup.keys" in part.tensors() for part in parts._parts])
+        dropped.append(["warmup.keys" in part.tensors() for part in shards._parts])
     assert [False, True] in dropped
     assert dropped[-1] == [False, False]
 
@@ -168,7 +171,7 @@ def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_i
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_memory_whose_layers_look_at_each_other_is_refused_with_advice(name: str) -> None:
     shape = replace(whole_shape(), layer_devices=DEVICES)
-    with pytest.raises(ConfigError, match=f"{name} cannot be spread") as caught:
+    with pytest.raises(ConfigError, match=f"{name} cannot be divided") as caught:
         build_memory(MemoryConfig.of(name), shape, World(shape, 0).rotary)
     assert "one device" in caught.value.hint
 

@@ -77,7 +77,7 @@ def singly(jobs: list[VideoJob], tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> JobRecipe:
+def recipe(tmp_path: Path) -> MockRecipe:
     options = IngestOptions(config=CONFIG, every=Every(n_steps=1))
     return MockRecipe(place=str(tmp_path / "states"), options=options, log=tmp_path / "loads")
 
@@ -125,7 +125,7 @@ def written(recipe: JobRecipe) -> dict[str, bytes]:
 
 
 def check_killed_worker(
-    make_pool: Any, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]
+    make_pool: Any, jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes]
 ) -> None:
     """Check that a worker that is killed is replaced, and that its video goes on from its last
     commit.

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, ModelError
-from protokv.fleet import JobRecipe, VideoJob
+from protokv.fleet import VideoJob
 from tests.fleet.conftest import check_killed_worker, outcomes
-from tests.fleet.recipes import MissingRecipe
+from tests.fleet.recipes import MissingRecipe, MockRecipe
 
 pytest.importorskip("ray")
 
@@ -40,7 +40,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_an_actor_that_is_killed_is_replaced_and_a_missing_model_ends_the_fleet(
-    address: str, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
+    address: str, jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     check_killed_worker(lambda killing: RayWorkerPool(killing, address, 2), jobs, recipe, singly)
     missing = MissingRecipe(place=str(tmp_path / "none"), options=recipe.options)
@@ -75,6 +75,6 @@ def test_the_command_line_runs_a_fleet_in_the_cluster(
     assert [row["status"] for row in rows if row["type"] == "video"] == ["watched"] * 3
 
 
-def test_a_missing_cluster_is_one_clear_error(recipe: JobRecipe) -> None:
+def test_a_missing_cluster_is_one_clear_error(recipe: MockRecipe) -> None:
     with pytest.raises(ConfigError, match=r"there is no Ray cluster at 127\.0\.0\.1:1"):
         RayWorkerPool(recipe, "127.0.0.1:1")

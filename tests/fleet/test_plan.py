@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.fleet import find_fleet_states, list_video_jobs, locate_fleet_state
-from protokv.fleet.plan import is_fleet_folder
+from protokv.fleet import list_video_jobs, locate_fleet_state
+from protokv.state.folder import find_states, names_many_states
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,14 @@ def test_videos_are_found_once_and_have_keys(
     assert [
         job.key for job in list_video_jobs([source.format(films=films) for source in sources])
     ] == keys
+
+
+def test_videos_of_one_folder_that_differ_in_their_suffix_keep_it(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("a.mp4", "a.mkv", "b/a.mp4", "c.mp4", "c.mp4.mkv"):
+        (tmp_path / name).touch()
+    keys = [job.key for job in list_video_jobs([str(tmp_path)])]
+    assert keys == ["a.mkv", "a.mp4", "b/a", "c", "c.mp4"]
 
 
 def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> None:
@@ -63,10 +71,12 @@ def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
     for name in (*others, *states[:2]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert find_fleet_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
+    assert find_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
     with pytest.raises(StateNotFound, match="there is no state in"):
-        find_fleet_states(str(tmp_path / "deep" / "nothing"))
-    assert all(map(is_fleet_folder, (str(tmp_path), "new/", "s3://bucket/states/")))
+        find_states(str(tmp_path / "deep" / "nothing"))
+    assert all(map(names_many_states, (str(tmp_path), "new/", "s3://bucket/states/")))
     assert not any(
-        map(is_fleet_folder, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors"))
+        map(
+            names_many_states, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")
+        )
     )

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from protokv.errors import ModelError
-from protokv.fleet import JobRecipe, LocalWorkerPool, VideoJob, locate_fleet_state, preview_fleet
+from protokv.fleet import LocalWorkerPool, VideoJob, locate_fleet_state, preview_fleet
 from protokv.fleet.run import VIDEO_ATTEMPTS, WorkerDied
 from protokv.ingestion import ingest_events
 from protokv.state.commit import lock
 from tests.fleet.conftest import InlinePool, check_killed_worker, ends, outcomes, written
-from tests.fleet.recipes import MissingRecipe
+from tests.fleet.recipes import MissingRecipe, MockRecipe
 
 
 def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
-    jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
+    jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     assert [one.status for one in preview_fleet(jobs, recipe)] == ["done", "new", "new"]
@@ -44,7 +44,7 @@ def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
 def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
     films: Path,
     jobs: list[VideoJob],
-    recipe: JobRecipe,
+    recipe: MockRecipe,
     singly: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,7 +89,7 @@ def dying(times: int, verb: str) -> Any:
 @pytest.mark.parametrize("verb", ["examine", "watch"])
 @pytest.mark.parametrize("times", [1, 99])
 def test_a_video_whose_worker_died_is_tried_again_and_at_last_reported(
-    verb: str, times: int, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]
+    verb: str, times: int, jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes]
 ) -> None:
     found = outcomes(jobs, InlinePool(recipe, 2, dying(times, verb)), recipe)
     end = ("watched", 2) if times == 1 else ("failed", VIDEO_ATTEMPTS)
@@ -104,7 +104,7 @@ def test_a_video_whose_worker_died_is_tried_again_and_at_last_reported(
 
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_a_model_that_cannot_be_loaded_ends_the_fleet(
-    n_workers: int, jobs: list[VideoJob], recipe: JobRecipe
+    n_workers: int, jobs: list[VideoJob], recipe: MockRecipe
 ) -> None:
     missing = MissingRecipe(place=recipe.place, options=recipe.options)
     with pytest.raises(ModelError, match="there is no model"):
@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_fleet(
 
 
 def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
-    jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]
+    jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes]
 ) -> None:
     pool = InlinePool(recipe)
     asked = list[bool]()
@@ -136,7 +136,7 @@ def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
 
 
 def test_a_process_that_is_killed_is_replaced(
-    jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
+    jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     check_killed_worker(lambda killing: LocalWorkerPool(killing, 1, ["cpu"]), jobs, recipe, singly)
     pids = [line.split()[0] for line in (tmp_path / "loads").read_text().splitlines()]
@@ -153,6 +153,37 @@ if __name__ == "__main__":
     with LocalWorkerPool(OrphanedRecipe(place=place), 1, ["cpu"]) as pool:
         list(run_fleet([VideoJob(source, "v")], pool, place))
 """
+
+
+UNREADY = """
+import multiprocessing, os, threading
+from concurrent.futures import ProcessPoolExecutor
+from protokv.machine import begin_pool_process
+
+class Heavy:
+    # A worker that is still at its imports when its coordinator is killed.
+    def __reduce__(self):
+        code = "import os, threading; os.kill(os.getppid(), 9); threading.Event().wait()"
+        return exec, (code,)
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, begin_pool_process, (0,)) as pool:
+        pool.submit(print, Heavy()).result()
+"""
+
+
+def test_a_worker_that_is_not_ready_ends_with_its_coordinator_too(tmp_path: Path) -> None:
+    script = tmp_path / "coordinator.py"
+    script.write_text(UNREADY)
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    found = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        timeout=50,
+    )
+    assert found.returncode == -signal.SIGKILL
 
 
 def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[VideoJob], tmp_path: Path) -> None:

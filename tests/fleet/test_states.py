@@ -13,13 +13,13 @@ from protokv.errors import StateCorrupt
 from protokv.fleet import (
     JobRecipe,
     VideoJob,
-    find_fleet_states,
     list_video_jobs,
     locate_fleet_state,
 )
-from protokv.fleet.states import describe_fleet_states, load_backbone_for_states
 from protokv.ingestion import Every
+from protokv.state.folder import describe_states, find_states
 from protokv.state.reader import load_state
+from protokv.stream.opening import load_backbone_for_states
 from tests.fleet.conftest import InlinePool, ends, outcomes
 
 
@@ -31,8 +31,8 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(
     good = Path(recipe.place, "a.safetensors")
     bad.write_bytes(b"no state")
     with pytest.raises(StateCorrupt):
-        load_backbone_for_states([str(bad)], None, device="cpu", device_map=None)
-    broken, row = describe_fleet_states(recipe.place)
+        load_backbone_for_states([str(bad)], device="cpu")
+    broken, row = describe_states(recipe.place)
     assert broken.keys() == row.keys()
     assert (broken["complete"], broken["steps"]) == (False, None)
     assert "0.safetensors" in broken["failure"]
@@ -67,7 +67,7 @@ def test_a_bucket_of_videos_becomes_a_bucket_of_states_and_then_nothing_is_left(
     # Objects beside a state and at other prefixes are ignored.
     for key in (f"{tmp_path.name}/notes.txt", f"{tmp_path.name}-y/d.safetensors"):
         store.put(key, b"")
-    assert find_fleet_states(f"{recipe.place}/") == [
+    assert find_states(f"{recipe.place}/") == [
         locate_fleet_state(recipe.place, key) for key in singly
     ]
     for key, single in singly.items():

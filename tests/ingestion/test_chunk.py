@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import StateMismatch
 from protokv.ingestion import Commit, Every, IngestProgress, LiveOptions, ingest_events
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.reader import load_state
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared

@@ -5,18 +5,20 @@ or is refused.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
-from protokv.ingestion import Every, IngestProgress, IngestSummary, ingest_events
+from protokv.ingestion import Every, IngestProgress, IngestStarted, IngestSummary, ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.checkpoint import make_state, restore_session, save
-from protokv.state.reader import StateReader, load, load_state
+from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_fingerprints
+from protokv.stream.opening import load, save
+from protokv.stream.session import Session
 from protokv.video import Frame, Source, open_source, read_steps
+from protokv.video.source import FrameRequest
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -37,19 +39,21 @@ class Run:
     backbone: Backbone = MockBackbone()
 
     def __call__(
-        self, path: Path, source: Source, *, stop_after: int = 10**9, **options: object
+        self, path: Path, source: Source, *, stop_after: int = 10**9, **changes: Any
     ) -> IngestSummary:
-        options = {
+        options: dict[str, Any] = {
             "config": CONFIGS["durable"],
             "backbone": self.backbone,
             "every": Every(n_steps=2),
-            **options,
+            **changes,
         }
         steps: list[object] = []
         events = ingest_events(
             source, path, should_stop=lambda: len(steps) >= stop_after, **options
-        )  # type: ignore[arg-type]
-        self.started = next(events)
+        )
+        first = next(events)
+        assert isinstance(first, IngestStarted)
+        self.started = first
         for event in events:
             steps += [event] if isinstance(event, IngestProgress) else []
         assert isinstance(event, IngestSummary)
@@ -89,7 +93,7 @@ def test_a_system_prompt_stays_and_another_is_refused(
     for forged in ("<|im_end|>", "a ring", ["ring"]):
         state = load_state(path)
         with pytest.raises(StateCorrupt):
-            restore_session(replace(state, settings={**state.settings, "system": forged}), tiny)
+            Session.restore(replace(state, settings={**state.settings, "system": forged}), tiny)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -111,7 +115,7 @@ def test_appending_gives_the_state_of_a_session_of_all(
     assert found.clock == session.clock
     assert found.complete
     assert {n: t.tolist() for n, t in found.tensors.items() if not n.startswith("thumbnails.")} == {
-        n: t.tolist() for n, t in make_state(session).tensors.items()
+        n: t.tolist() for n, t in session.make_state().tensors.items()
     }
     assert read_fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
     # The short last step of a source is filled, and the next source begins after it.
@@ -198,8 +202,8 @@ SETTINGS = {**dict.fromkeys(MOCK.settings, "other"), "new": 1}
     ],
 )
 def test_another_memory_rate_model_size_of_frames_or_source_is_refused_with_the_difference(
-    said, change, run, path
-):
+    said: str, change: dict[str, Any], run: Run, path: Path
+) -> None:
     run(path, A, stop_after=3)
     before = path.read_bytes()
     with pytest.raises(StateMismatch, match=said):
@@ -245,8 +249,8 @@ def test_an_interrupted_run_over_damage_ends_in_the_same_bytes(
 
 def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_path: Path) -> None:
     class Mixed(Prepared):
-        def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
-            for frame in super().frames(start_s, **options):
+        def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+            for frame in super()._read(wanted):
                 frame.decoder = "pyav" if frame.time_s >= 3.0 else "decord"
                 yield frame
 

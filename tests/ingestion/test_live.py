@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core.session import Session
 from protokv.errors import (
     SourceDenied,
     SourceError,
@@ -33,12 +32,14 @@ from protokv.ingestion import (
     SourceLost,
     SourceRecovered,
     StandingQuestion,
+    ingest,
     ingest_events,
 )
 from protokv.ingestion.live import LiveConnectionEnd, LiveQueue
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import StreamSegment, WallClockLog
+from protokv.stream.session import Session
 from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
@@ -77,8 +78,9 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
     world = World([100, gone()], [gone()], [("away", 60.0), 100, gone()])
     events = run(world, path)
     # A loss is one event, however often it is tried again.
-    lost, back, _ = news = [one for one in events if isinstance(one, NEWS)]
+    news: list[Any] = [one for one in events if isinstance(one, NEWS)]
     assert [type(one) for one in news] == [SourceLost, SourceRecovered, SourceLost]
+    lost, back, _ = news
     assert world.connections > 3
     assert (lost.stream_time_s, lost.why) == (10.0, "rtsp://camera/1 is gone")
     assert (back.stream_time_s, back.gap_s) == (70.0, 60.0)
@@ -91,6 +93,27 @@ def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_reco
         75.0,
     )
     assert [one.frames_dropped for one in events if isinstance(one, IngestSummary)] == [0]
+
+
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0, 30.0, -5.0])
+def test_a_clock_that_is_set_is_noted_at_the_next_commit_and_a_slow_model_is_not(
+    set_by_s: float,
+) -> None:
+    world = World()
+    source = world.source()
+    wrong_s = -set_by_s
+    source.now = lambda: EPOCH + world.now_s + wrong_s
+    # Each commit comes five seconds after the frame that it holds.
+    for stream_s in range(0, 60, 10):
+        world.now_s = stream_s + 5.0 * (stream_s > 0)
+        if stream_s == 30:
+            wrong_s = 0.0
+        found = WallClockLog.read(source.record(float(stream_s)))
+    assert found is not None
+    assert found.anchors == [(0.0, EPOCH - set_by_s), (30.0, EPOCH + 30.0)]
+    assert found.stream_time(EPOCH + 45.0) == 45.0
+    # A time just before, by the right clock, is not the beginning.
+    assert 20.0 <= found.stream_time(EPOCH + 25.0) <= 30.0
 
 
 def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(path: Path) -> None:
@@ -171,7 +194,7 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
     ]
     assert len(StateReader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
     assert log_of(path).anchors[0][0] == 5.0
-    *_, summary = ingest_events(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
+    summary = ingest(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
     assert summary.steps == 14
     assert run(World([50, gone()]), path, append=True)[-1].steps == 19
 
@@ -213,7 +236,7 @@ def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_to
         Commit,
         IngestSummary,
     ]
-    never = {"should_stop": lambda: False}
+    never: dict[str, Any] = {"should_stop": lambda: False}
     with pytest.raises(SourceUnreadable, match="no frame"):
         run(World(), tmp_path / "t.safetensors", for_s=0.05, **never)
     *_, summary = run(World([10_000]), tmp_path / "u.safetensors", for_s=20.0, **never)
@@ -238,7 +261,7 @@ def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fp
     with world.source(stall_s=1e9, retry_s=(1e-6, 1e-6)) as source:
         # The camera refuses every connection after its scripts, and the source is tried for ever.
         steps = source.steps(fps, 1, StreamSegment(), 3.0, world.watched(source))
-        items = [one for one in steps if one is not None]
+        items: list[Any] = [one for one in steps if one is not None]
     times = [one.time_s if isinstance(one, VideoStep) else one.stream_time_s for one in items]
     assert times[0] >= 3.0 - 1 / fps
     assert times == sorted(times)
@@ -258,7 +281,7 @@ def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Pa
             assert i or world.idle.wait(20.0)
             yield step
 
-    source.steps = late  # type: ignore[method-assign]
+    source.steps = late  # type: ignore[method-assign, assignment]
     events: list[Any] = []
     with source:
         for event in ingest_events(

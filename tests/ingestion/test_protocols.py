@@ -64,7 +64,7 @@ def watch(
     address: str,
     path: Path,
     enough: Callable[[list[Any]], bool],
-    each: Callable[[Any], None] = repr,
+    each: Callable[[Any], object] = repr,
     **live: Any,
 ) -> list[Any]:
     """Ingest until there are enough events, and call `each` after each; return the events."""
@@ -124,8 +124,15 @@ def test_a_camera_that_comes_back_from_0_goes_on(
     ],
 )
 def test_a_stream_from_the_network_is_watched(
-    scheme, form, ours, theirs, options, start_camera, port, path
-):
+    scheme: str,
+    form: str,
+    ours: str,
+    theirs: str,
+    options: dict[str, Any],
+    start_camera: Callable[..., None],
+    port: int,
+    path: Path,
+) -> None:
     address = f"{scheme}://127.0.0.1:{port}"
     start_camera(url=address + theirs, form=form, frames=10**6, pace=2.0)
     *_, summary = watch(address + ours, path, lambda events: steps_in(events) >= 1, input=options)
@@ -191,7 +198,7 @@ def test_a_playlist_with_an_end_is_watched_like_a_file_and_names_no_file_of_this
 ) -> None:
     with playlist(tmp_path) as address:
         for _ in range(2):
-            *_, summary = ingest_events(address, path, CONFIG, backbone=MockBackbone())
+            summary = ingest(address, path, CONFIG, backbone=MockBackbone())
             assert (summary.complete, summary.steps, summary.gaps) == (True, 6, 0)
         shutil.copy(tmp_path / "0.ts", tmp_path / "private.ts")
         there = (

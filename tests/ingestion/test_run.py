@@ -4,21 +4,19 @@ it.
 
 import gc
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import (
     COMMIT_NEVER,
     Commit,
     Every,
-    IngestEvent,
     IngestOptions,
     IngestProgress,
     IngestStarted,
@@ -30,11 +28,15 @@ from protokv.ingestion import (
     ingest,
     ingest_events,
 )
+from protokv.ingestion.options import IngestSettings
 from protokv.state.describe import describe_state
 from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_standing_answers
 from protokv.state.store import StateStore
+from protokv.stream.asking import Answer
+from protokv.stream.session import Session
 from protokv.video import Frame, SourceDamage
+from protokv.video.source import FrameRequest
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
@@ -45,7 +47,8 @@ B = Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
 
 
-def run(source: Any, path: Path | None, **options: Any) -> Generator[IngestEvent, None, None]:
+def run(source: Any, path: Path | None, **options: Any) -> Generator[Any, None, None]:
+    """Return the events of an ingest: a test knows by their order which is which."""
     return ingest_events(source, path, CONFIG, backbone=MockBackbone(), **options)
 
 
@@ -57,8 +60,8 @@ class Breaking(Prepared):
         self._after = after
         self._error = error
 
-    def frames(self, start_s: float = 0.0, **options: object) -> Iterator[Frame]:
-        for i, frame in enumerate(super().frames(start_s, **options)):
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+        for i, frame in enumerate(super()._read(wanted)):
             if i == self._after:
                 raise self._error
             yield frame
@@ -105,8 +108,9 @@ def test_settings_by_name_replace_those_of_a_record_of_options(path: Path) -> No
     options = IngestOptions(config=CONFIG, backbone=MockBackbone(), keep=9, every=COMMIT_NEVER)
     assert ingest(A, path, options=options, every=Every(n_steps=1), keep=2).complete
     assert StateReader.open(path).commits_s == [4.0, 5.0]
+    wrong: dict[str, Any] = {"evry": COMMIT_NEVER}
     with pytest.raises(TypeError, match="evry"):
-        ingest(A, path, options=options, evry=COMMIT_NEVER)
+        ingest(A, path, options=options, **wrong)
 
 
 def test_a_commit_that_fails_ends_the_ingest_at_once(
@@ -161,7 +165,7 @@ def test_watched_steps_are_saved_whatever_ends_the_run(
     ("broken", "error"),
     [
         ("protokv.core.step.StepKV", RuntimeError("half a step")),
-        ("protokv.ingestion.watching.make_state", StateCorrupt("a number is not finite")),
+        ("protokv.stream.session.Session.make_state", StateCorrupt("a number is not finite")),
     ],
     ids=["an error within a step", "a state that cannot be loaded"],
 )
@@ -230,7 +234,9 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(path: Path) ->
         (StandingQuestion, {"text": "a", "every_s": 0.0}, "cannot ask every 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(record, options, said):
+def test_options_that_make_no_sense_are_refused(
+    record: Callable[..., object], options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         record(**options)
 
@@ -326,3 +332,9 @@ def test_a_run_that_has_ended_keeps_no_session(path: Path, tmp_path: Path) -> No
         assert sum(isinstance(one, Session) for one in gc.get_objects()) == before
     finally:
         gc.enable()
+
+
+def test_the_keywords_of_ingest_have_the_names_and_types_of_its_options() -> None:
+    options = get_type_hints(IngestOptions)
+    del options["config"]  # a parameter of its own
+    assert get_type_hints(IngestSettings) == options

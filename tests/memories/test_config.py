@@ -147,7 +147,8 @@ def test_an_unknown_memory_is_refused_with_those_that_there_are(name: object) ->
 def test_every_number_has_a_least_and_a_greatest_value_that_keeps_squares_finite(
     cls: type[MemoryConfig],
 ) -> None:
-    types = core_settings.read_field_types(cls)
+    read: Any = core_settings.read_field_types
+    types = read(cls)
     assert all(span for kind, span in types.values() if kind in (int, float))
     for low, high in [span for _, span in types.values() if span]:
         assert -1 <= low < high <= 2**63

@@ -1,5 +1,7 @@
 """HERMES equals its literal oracle, and a session forwards its probes."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import event, given
@@ -113,6 +115,7 @@ def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
     for queries in given_queries:
         assert len(queries) == len(PROBE_TEXTS)
         for text, query in zip(PROBE_TEXTS, queries, strict=True):
-            heads = tiny._text.config.num_attention_heads
+            model: Any = tiny
+            heads = model._text.config.num_attention_heads
             assert query.shape == (tiny.layers, heads, len(tiny.suffix_ids(text)), tiny.head_size)
             assert torch.isfinite(query).all()

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from protokv.core.backbone import Backbone
 from protokv.core.context import SlotContext
-from protokv.core.session import Session
 from protokv.memories import LastFramesConfig, MemoryConfig
 from protokv.memories.last_frames import LastFramesMemory
+from protokv.stream.session import Session
 from tests.conftest import random_frames, watched
 from tests.core.streams import World, shape_of
 from tests.tolerance import near_logits
@@ -34,14 +34,16 @@ def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
     memory.start(*world.sink())
     steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
     held: list[list[int]] = []
+    read: SlotContext
     for step in steps:
         memory.append(step)
         # The expected steps as lists.
         held = [*held, step.positions[:, 0].tolist()[-budget:]][-last_steps:]
         while sum(map(len, held)) > budget:
             held.pop(0)
-        read = memory.recall()
-        assert isinstance(read, SlotContext)
+        shown = memory.recall()
+        assert isinstance(shown, SlotContext)
+        read = shown
         assert read.positions is not None
         live = read.bias[0, 0] > -torch.inf
         times = read.positions()[0, 0, live, 0].tolist()

@@ -4,6 +4,7 @@ when unsound.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,10 @@ import torch
 import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MEMORIES, MemoryConfig
-from protokv.state import checkpoint
 from protokv.state.describe import convert_state, describe_state
+from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames, watched
 from tests.core.streams import same
@@ -26,7 +26,7 @@ QUESTION = "what is it?"
 
 
 def after(
-    backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: object
+    backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: Any
 ) -> Session:
     return watched(
         backbone, MemoryConfig.of(name, budget=budget, **settings).for_step(budget), range(n)
@@ -64,7 +64,7 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(
     tiny: Backbone, positions: str
 ) -> None:
     steps = 2
-    settings = {"last_steps": steps, "positions": positions}
+    settings: dict[str, Any] = {"last_steps": steps, "positions": positions}
     session = after(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
     # By hand: the prompt, the last steps, the question; compact, the first of the steps stands
     # right behind the prompt.
@@ -109,6 +109,7 @@ def test_recent_steps_are_bounded_and_a_question_reads_them_once_before_its_text
     assert before == session.state_bytes > session.memory.bytes_held or name in ("full", "dycoke")
     reading = session.read_question(QUESTION)
     held = len(tiny.prefix_ids) + reading.cache.context.visible_tokens() + reading.cache.length
+    assert reading.next_position is not None
     assert reading.next_position <= held + 12
     assert torch.isfinite(reading.logits).all()
     # A window that holds them as single tokens reads no more than without.
@@ -138,13 +139,11 @@ def test_a_stream_continued_from_a_state_is_the_same_stream(
 def test_recent_steps_that_make_no_sense_are_refused(
     tiny: Backbone, place: tuple[int, int], value: int
 ) -> None:
-    state = checkpoint.make_state(after(tiny, 4, "durable", budget=24, recent_frames=4))
+    state = after(tiny, 4, "durable", budget=24, recent_frames=4).make_state()
     rows = state.tensors["recent.steps"].clone()
     rows[place] = value
     with pytest.raises(StateCorrupt, match="recent"):
-        checkpoint.restore_session(
-            replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny
-        )
+        Session.restore(replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny)
 
 
 def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -> None:

@@ -18,7 +18,7 @@ from protokv.core.tensors import MemoryShape
 from protokv.memories import ReKVConfig
 from protokv.memories.rekv import ReKV, RetrievalContext
 from tests.core.streams import World, anchored, feed, shape_of, shown_to
-from tests.tolerance import tolerance
+from tests.tolerance import Tolerance, tolerance
 
 QUESTION = "what is the first star ?"
 LENGTHS = st.lists(st.integers(1, 11), min_size=1, max_size=24)
@@ -52,7 +52,7 @@ def rotated(context: RetrievalContext, world: World, bare: Tensor) -> Tensor:
     return rotate(bare, *world.rotary(line[:, None].expand(-1, world.shape.position_components)))
 
 
-def near_rotated(keys: Tensor, newest: int) -> dict[str, float]:
+def near_rotated(keys: Tensor, newest: int) -> Tolerance:
     """Return the tolerance for keys rotated from one position to another: angles up to `newest`
     radians are rounded.
     """
@@ -91,7 +91,7 @@ def literal_choice(
         without = [
             unrotate(keys[:, t].float(), *world.rotary(positions[t])) for t in range(len(positions))
         ]
-        mean = sum(without) / len(without)
+        mean = torch.stack(without).sum(0) / len(without)
         groups = query_heads // len(mean)
         scores.append(float(torch.cat([mean[h // groups] for h in range(query_heads)]) @ wanted))
     chosen = []

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import protokv
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
-from protokv.memories import MEMORIES, KVCompressionConfig, MemoryConfig, ScoredMemory
+from protokv.memories import MEMORIES, HeldTokens, KVCompressionConfig, MemoryConfig, ScoredMemory
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.core.streams import same
 from tests.mock_backbone import MockBackbone
@@ -28,8 +28,8 @@ class LongestConfig(KVCompressionConfig):
 class Longest(ScoredMemory):
     """At most `budget` tokens."""
 
-    def score(self, keys: Tensor, values: Tensor) -> Tensor:
-        norms: Tensor = values.norm(dim=-1)
+    def score(self, held: HeldTokens) -> Tensor:
+        norms: Tensor = held.values.norm(dim=-1)
         return norms
 
 

@@ -9,13 +9,12 @@ from transformers import AutoConfig, AutoTokenizer
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
 from protokv.mini.backbone import MiniBackbone
-from samples.questions import make_questions
-from samples.training.evaluate import make_held_out_world
-from samples.training.model import make_config
-from samples.training.vocabulary import CHAT_TEMPLATE, token_ids
+from protokv.stream.session import Session
+from samples.questions import ANSWERS, make_questions
+from samples.worlds.held_out import make_held_out_world
+from samples.worlds.phrases import ORDER_TYPES, SPEECH_TYPES, TEMPLATES, TIME_TYPES, TYPES
 
 
 @pytest.fixture(scope="module")
@@ -23,25 +22,37 @@ def mini() -> Backbone:
     return load_backbone("protokv/mini", device="cpu")
 
 
-def test_the_folder_belongs_to_this_vocabulary_and_shape():
-    tokenizer = AutoTokenizer.from_pretrained(MiniBackbone.folder("protokv/mini"))
-    config = AutoConfig.from_pretrained(MiniBackbone.folder("protokv/mini"))
-    assert {w: i for w, i in tokenizer.get_vocab().items() if i < len(token_ids())} == token_ids()
-    assert tokenizer.chat_template == CHAT_TEMPLATE
-    assert config.text_config.to_dict() | {"dtype": None} == make_config().text_config.to_dict() | {
-        "dtype": None
-    }
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("protokv/mini", TYPES),
+        ("protokv/mini-order", (*TYPES, *ORDER_TYPES, *TIME_TYPES)),
+        ("protokv/mini-words", (*TYPES, *SPEECH_TYPES)),
+    ],
+)
+def test_the_vocabulary_has_every_word_of_the_questions_and_answers(
+    name: str, types: tuple[str, ...]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MiniBackbone.folder(name))
+    blank = {"shape": "star", "other": "ring", "colour": "red", "place": "top left"}
+    for kind in types:
+        questions = [text.format(**blank, name="Mara") for text in TEMPLATES[kind]]
+        for text in (*questions, *ANSWERS[kind]):
+            assert tokenizer.unk_token_id not in tokenizer(text).input_ids, text
+
+
+def test_the_folder_says_how_the_model_reads_time() -> None:
+    folder = MiniBackbone.folder("protokv/mini")
+    config = AutoConfig.from_pretrained(folder)
     assert config.vision_config.tokens_per_second == 1
-    assert (
-        json.loads((MiniBackbone.folder("protokv/mini") / "config.json").read_text())["protokv_fps"]
-        == 2.0
-    )
+    assert config.text_config.rope_parameters["mrope_section"] == [8, 4, 4]
+    assert json.loads((folder / "config.json").read_text())["protokv_fps"] == 2.0
 
 
 @pytest.mark.parametrize(("load", "length"), [("few", 17), ("many", 33)])
-def test_held_out_questions_are_answered(mini, load, length):
+def test_held_out_questions_are_answered(mini: Backbone, load: str, length: int) -> None:
     right = 0
-    asked = []
+    asked: list[str] = []
     for index in range(2):
         world = make_held_out_world(load, length, 5000 + index)
         session = Session.start(mini, MemoryConfig.of("full", budget=4096))

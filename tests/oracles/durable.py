@@ -42,11 +42,14 @@ def fold(center: Sequence[float], signs: Sequence[float], most: int = 64) -> lis
     return found
 
 
-def cost(one: Point, other: Point) -> float:
-    """Return Ward's cost of a merge; below all others where one has no mass."""
+def cost(one: Point, other: Point, deep: bool) -> float:
+    """Return Ward's cost of a merge, in a shallow model of points that count as one token each;
+    below all others where one has no mass.
+    """
     squares = [sum(z * z for z in point.sketch) if point.mass else -FAR for point in (one, other)]
     product = sum(a * b for a, b in zip(one.sketch, other.sketch, strict=True))
-    return (squares[0] + squares[1] - 2 * product) / (1 / max(one.mass, 1) + 1 / max(other.mass, 1))
+    w, v = (max(point.mass, 1) if deep else 1 for point in (one, other))
+    return (squares[0] + squares[1] - 2 * product) / (1 / w + 1 / v)
 
 
 def usual_cost(tokens: Sequence[Point]) -> float:
@@ -60,19 +63,21 @@ def usual_cost(tokens: Sequence[Point]) -> float:
 
 
 class Step:
-    """Merges points so that `goers` of them go; at a cost above `most` into nothing.
+    """Merges points so that `goers` of them go; in a deep model strangers go into nothing.
 
     Attributes:
         groups: the members of each point that stays, itself among them, in the order of the points.
         ambiguous: whether a choice depends on the rounding of a cost.
     """
 
-    def __init__(self, points: list[Point], goers: int, most: float) -> None:
+    def __init__(self, points: list[Point], goers: int, deep: bool) -> None:
         self.points = points
         self.ambiguous = False
         n = len(points)
+        most = usual_cost(points[n - goers :]) if deep else math.inf
         self.costs = [
-            [cost(one, other) if other is not one else NEVER for other in points] for one in points
+            [cost(one, other, deep) if other is not one else NEVER for other in points]
+            for one in points
         ]
         self.gone: set[int] = set()
         self._round(goers, last=False)
@@ -116,12 +121,13 @@ class Step:
         self.ambiguous |= abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0)
 
     def _round(self, due: int, last: bool) -> None:
+        """Let the cheapest points go; one that waits only in the last round, and dearer."""
         stay = [index for index in range(len(self.points)) if index not in self.gone]
-        proposals = {index: self._goal(index) for index in stay}
+        goals = {index: self._goal(index) for index in stay}
         ranked = []
-        for index, (own, goal) in proposals.items():
+        for index, (own, goal) in goals.items():
             # What nothing is left for has no goal.
-            cheaper = proposals.get(goal, (own, goal))[0]
+            cheaper = goals.get(goal, (own, goal))[0]
             self._compare(own, cheaper if cheaper < KEPT else math.inf)
             waits = own > cheaper
             ranked.append((own * (DEARER if waits and last else 1), index, waits))

@@ -146,15 +146,12 @@ class NaiveHermes:
         keys = [
             rotate(unrotate(token.keys, *self.rotary(token.position)), *there) for token in tokens
         ]
-        keys, values, place = (
-            sum(some) / len(tokens)
-            for some in (
-                keys,
-                (token.values for token in tokens),
-                (token.place for token in tokens),
-            )
+        values = [token.values for token in tokens]
+        places = [token.place for token in tokens]
+        mean_keys, mean_values, place = (
+            torch.stack(some).sum(0) / len(tokens) for some in (keys, values, places)
         )
-        return Token(keys, values, last.position, place, last.step)
+        return Token(mean_keys, mean_values, last.position, place, last.step)
 
 
 def _spread(values: list[float]) -> list[float]:

@@ -156,12 +156,12 @@ class NaiveProtoKV:
             self._count(bank, best, token.key - best.key_center, token.value - best.value_center)
 
     def _initialize(self, bank: Head, slot: int, token: Token, now: int) -> None:
-        counts = [
+        keys, values = (
             torch.zeros(self.config.subquantizers, self.config.codewords, dtype=torch.int64)
             for _ in range(2)
-        ]
+        )
         where = token.coordinates, torch.eye(2), token.position
-        bank.slots[slot] = Prototype(token.key, token.value, 1, *where, now, *counts)
+        bank.slots[slot] = Prototype(token.key, token.value, 1, *where, now, keys, values)
         bank.used.add(slot)
 
     def _costs(self, prototypes: list[Prototype], token: Token, now: int) -> list[float]:

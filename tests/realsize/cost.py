@@ -20,9 +20,9 @@ from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests.benchmarks.results import write_table
 from tests.realsize.build import CACHE, build
 
@@ -44,8 +44,9 @@ def fill(session: Session, keys: Tensor, values: Tensor, count: int, tokens: Ste
         placed = session.position_steps(
             [tokens], [session.clock.steps * session.clock.step_seconds]
         )
-        own = (part + noise.roll(i, 2) for part, noise in zip((keys, values), drift, strict=True))
-        session.append(placed, *own, session.cache.fork())
+        own_keys = keys + drift[0].roll(i, 2)
+        own_values = values + drift[1].roll(i, 2)
+        session.commit(placed, own_keys, own_values, session.cache.fork())
 
 
 @torch.inference_mode()
@@ -76,7 +77,7 @@ def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, 
         placed = session.position_steps([tokens], [start_s])
         forwarded = session.forward(placed)
         lap("forward")
-        session.append(placed, *forwarded)
+        session.commit(placed, *forwarded)
         lap("memory")
         if not i:
             fill(session, *forwarded[:2], budget // len(tokens) + 4, tokens)

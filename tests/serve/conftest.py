@@ -27,7 +27,7 @@ def server(
     """
     states = StateFolder(folder, backbone or MockBackbone(), most=2)
     app = build_app(states, fed=feed and FedSessions(states, *feed), **options)
-    running = uvicorn.Server(make_uvicorn_config(app, "127.0.0.1", 0))
+    running = uvicorn.Server(make_uvicorn_config(app, "127.0.0.1", 0, options.get("limits")))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     while not running.started:

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from protokv.core.parts import Evidence, EvidenceSpan, Utterance
-from protokv.core.session import Answer, Session
+from protokv.core.parts import Utterance
 from protokv.state.checkpoint import save_state
+from protokv.state.commit import lock
 from protokv.state.reader import load_state
 from protokv.state.sources import WallClockLog
+from protokv.stream.asking import Answer
+from protokv.stream.evidence import Evidence, EvidenceSpan
+from protokv.stream.session import Session
 from tests.serve.conftest import server, watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -136,7 +139,7 @@ def test_an_answer_comes_in_pieces_as_text_with_its_spans(
 def test_a_live_state_has_its_clock_and_the_page_asks_for_the_token(
     opened: Any, folder: Path
 ) -> None:
-    with server(folder, token="right") as address:
+    with lock(folder / "door.safetensors"), server(folder, token="right") as address:
         page = opened(f"http://{address}/#door")
         page.wait_for_selector("#door:not([hidden])")
         page.keyboard.type("wrong")

@@ -7,7 +7,8 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,21 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 import protokv
-from protokv.core.parts import Evidence, EvidenceSpan, Utterance
-from protokv.core.session import Answer, Session
+from protokv.core.parts import Utterance
 from protokv.errors import ConfigError, StateNotFound
+from protokv.ingestion import Every, ingest_events
+from protokv.memories import DurableConfig
 from protokv.serve import ServerLimits, StateFolder, build_app
 from protokv.serve.access import AccessCheck
+from protokv.state.checkpoint import save_state
+from protokv.state.commit import is_locked, lock
+from protokv.state.reader import load_state
+from protokv.state.sources import WallClockLog
+from protokv.stream.asking import Answer
+from protokv.stream.evidence import Evidence, EvidenceSpan
+from protokv.stream.session import Session
 from tests.mock_backbone import MockBackbone
+from tests.prepared import Prepared
 from tests.serve.conftest import server, watch
 
 QUESTION = "what is it"
@@ -159,6 +169,72 @@ def test_all_of_a_conversation_counts_and_text_may_come_in_parts(made: Path) -> 
     assert (backbone.heard, answer.turns) == (expected, 2)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state with commits at 1, 2 and 3 seconds."""
+    folder = tmp_path_factory.mktemp("kept")
+    options: dict[str, Any] = {"backbone": MockBackbone(), "every": Every(n_steps=1), "keep": 9}
+    config = DurableConfig(budget=40)
+    list(ingest_events(Prepared(3, 6), folder / "door.safetensors", config, **options))
+    return folder
+
+
+def test_a_kept_commit_answers_over_http_as_of_its_time(kept: Path) -> None:
+    with server(kept) as address, client(address) as one:
+        for at, stands_at in (("2s", 2.0), (2.5, 2.0), ("-1.5", 1.0), ("0:01", 1.0), (None, 3.0)):
+            answer = ask(one, extra_body={"at": at})
+            assert answer.stream_time_s == stands_at
+            session = protokv.load(kept / "door.safetensors", MockBackbone(), at_s=stands_at)
+            assert answer.choices[0].message.content == session.ask(QUESTION).text
+        with pytest.raises(openai.NotFoundError, match="no commit at or before"):
+            ask(one, extra_body={"at": 0.5})
+        # What clients send that changes no answer is taken.
+        ask(one, user="me", metadata={"a": "b"}, store=False, extra_body={"top_k": None})
+
+
+def test_a_camera_is_live_while_somebody_writes_its_state(kept: Path) -> None:
+    path = kept / "door.safetensors"
+    assert not is_locked(path)
+    with lock(path):
+        assert is_locked(path)
+    assert not is_locked(path)
+    # A writer that was killed leaves the file of its lock.
+    path.with_name(".door.safetensors.lock").touch()
+    assert not is_locked(path)
+    state = load_state(path)
+    live = {"kind": "rtsp", "live": asdict(WallClockLog(anchors=[(0.0, 1e9)]))}
+    save_state(replace(state, source=live, complete=False), kept / "cam.safetensors")
+    with TestClient(build_app(StateFolder(kept, MockBackbone())), "http://localhost") as one:
+        for held in (False, True, False):
+            with lock(kept / "cam.safetensors") if held else nullcontext():
+                facts = one.get("/page/state?name=cam").json()
+            assert facts["live"]["writing"] is held
+        assert one.get("/page/state?name=door").json()["commits_s"] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("named", "source", "said"),
+    [
+        ("protokv/mini", {"drawn": False, "kind": "file"}, True),
+        ("protokv/mini", {"kind": "pushed"}, True),
+        ("protokv/mini", {"drawn": True, "kind": "file"}, False),
+        ("protokv/mini", {"kind": "file"}, False),  # by an older version
+        ("mock", {"drawn": False, "kind": "file"}, False),
+    ],
+)
+def test_an_answer_about_a_video_that_an_embedded_model_cannot_read_says_so(
+    kept: Path, named: str, source: dict[str, Any], said: bool
+) -> None:
+    state = load_state(kept / "door.safetensors")
+    identity = replace(state.backbone, name=named)
+    save_state(replace(state, source=source, backbone=identity), kept / "other.safetensors")
+    with server(kept) as address, client(address) as one:
+        found = ask(one, "other").model_extra.get("notice", "")
+        *_, last = ask(one, "other", stream=True)
+    assert bool(found) is bool(last.model_extra.get("notice")) is said
+    assert ("drawn shapes only" in found) is said
+
+
 PARTS = [*[{"role": "user", "content": "a"}] * 2, {"role": "tool"}]
 BAD = [
     ({"messages": []}, "role user"),
@@ -178,6 +254,16 @@ BAD = [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         "tools: a state answers in text",
     ),
+    (
+        {"extra_body": {"evidense": True}},
+        "evidense: no such field is served; did you mean evidence",
+    ),
+    ({"extra_body": {"top_k": 5}}, "top_k: no such field is served"),
+    ({"extra_body": {"min_p": 0.1}}, "min_p: no such field"),
+    ({"extra_body": {"At": "12m"}}, "At: no such field is served"),
+    ({"reasoning_effort": "low"}, "reasoning_effort: no such field"),
+    ({"extra_body": {"at": True}}, "at: expected seconds"),
+    ({"extra_body": {"at": "noon"}}, "expected a length of time"),
     ({"model": "nobody"}, "no state 'nobody'"),
     ({"model": "../door"}, "no state"),
 ]
@@ -189,7 +275,7 @@ def test_a_bad_request_is_refused_in_a_line(change: Any, text: str, running: str
     with client(running) as one, pytest.raises(openai.APIStatusError, match=text) as caught:
         one.chat.completions.create(**asked)
     assert caught.value.status_code == (404 if "model" in change else 400)
-    assert "\n" not in caught.value.body["message"]  # type: ignore[index]
+    assert "\n" not in caught.value.body["message"]
 
 
 def browse(folder: Path, host: str = "localhost", **options: Any) -> TestClient:
@@ -339,7 +425,11 @@ SITES = [
     )
 ]
 SITES += [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}]
-OWN = ({}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"})
+OWN: tuple[dict[str, str], ...] = (
+    {},
+    {"sec-fetch-site": "same-origin"},
+    {"sec-fetch-site": "none"},
+)
 REFUSED = (
     [{"host": host} for host in ELSEWHERE]
     + [{"host": "localhost", **site} for site in SITES]
@@ -382,7 +472,11 @@ def test_a_token_counts_only_as_bearer_and_only_once() -> None:
 def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
     state = folder / "door.safetensors"
     elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
-    links = {"inner": state, "outer": elsewhere / state.name, "loop": "loop.safetensors"}
+    links: dict[str, str | Path] = {
+        "inner": state,
+        "outer": elsewhere / state.name,
+        "loop": "loop.safetensors",
+    }
     for name, target in links.items():
         (folder / f"{name}.safetensors").symlink_to(target)
     for name in ("linked", "linked.zarr"):

@@ -19,12 +19,12 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 import protokv
-from protokv.core.session import Session
 from protokv.ingestion import Every, IngestOptions
 from protokv.memories import DurableConfig
 from protokv.serve import FedSessionLimits, FedSessions, StateFolder
 from protokv.serve.sessions import decode_uploaded_frame, parse_session_request
 from protokv.state.reader import StateReader
+from protokv.stream.session import Session
 from protokv.video import open_source
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone

@@ -95,7 +95,7 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """Name the server in the environment."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)

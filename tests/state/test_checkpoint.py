@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.state.checkpoint import check_state_fits, make_state, restore_session, save
-from protokv.state.reader import load
+from protokv.state.checkpoint import check_state_fits
+from protokv.stream.opening import load, save
+from protokv.stream.session import Session
 from tests.conftest import random_frames
 
 CONFIGS = {
@@ -63,19 +64,22 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
     ids=["settings without sense", "tensors of other settings", "clock of another model"],
 )
 def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(
-    field, change, named, tiny: Backbone
+    field: str, change: dict[str, Any], named: str, tiny: Backbone
 ) -> None:
-    state = make_state(watched(tiny, CONFIGS["durable"], 0, 3))
-    changed = {**state.memory, **change} if field == "memory" else replace(state.clock, **change)
+    state = watched(tiny, CONFIGS["durable"], 0, 3).make_state()
+    if field == "memory":
+        state = replace(state, memory={**state.memory, **change})
+    else:
+        state = replace(state, clock=replace(state.clock, **change))
     with pytest.raises(StateCorrupt, match=named):
-        restore_session(replace(state, **{field: changed}), tiny)
+        Session.restore(state, tiny)
 
 
 @pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
 def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(
     name: str, tiny: Backbone
 ) -> None:
-    state = make_state(watched(tiny, CONFIGS["durable"], 0, 1))
+    state = watched(tiny, CONFIGS["durable"], 0, 1).make_state()
     other = replace(state.backbone, **{name: "other"})
     saved = getattr(state.backbone, name)
     with pytest.raises(

@@ -11,7 +11,7 @@ from protokv.state.describe import compare_states
 from tests.state.conftest import make
 
 
-def test_a_flipped_bit_anywhere_is_one_differing_element():
+def test_a_flipped_bit_anywhere_is_one_differing_element() -> None:
     state = make()
     assert compare_states(state, make()) == {
         "equal": True,
@@ -41,7 +41,9 @@ def test_a_flipped_bit_anywhere_is_one_differing_element():
         ([0.0], [-0.0], 1, 0.0),
     ],
 )
-def test_the_largest_distance_is_told_if_it_is_finite(a, b, differing, distance):
+def test_the_largest_distance_is_told_if_it_is_finite(
+    a: list[float], b: list[float], differing: int, distance: float | None
+) -> None:
     (found,) = compare_states(*(make(tensors={"a": torch.tensor(one)}) for one in (a, b)))[
         "tensors"
     ]
@@ -52,7 +54,7 @@ def test_the_largest_distance_is_told_if_it_is_finite(a, b, differing, distance)
     )
 
 
-def test_what_differs_in_form_or_is_on_one_side_is_told_with_both_values():
+def test_what_differs_in_form_or_is_on_one_side_is_told_with_both_values() -> None:
     state = make(tensors={"a": torch.zeros(2, 3), "b": torch.zeros(4), "c": torch.zeros(1)})
     other = replace(
         state,

@@ -161,7 +161,12 @@ def fault(kind: Any, fatal: int) -> Callable[[int, Callable[[], object]], None]:
     [(load, errno.EIO), *((save, one) for one in (errno.EIO, errno.ENOSPC, errno.EACCES, *KILLS))],
 )
 def test_whatever_fails_at_any_call_leaves_a_whole_state(
-    act, kind, instants, suffix, tmp_path, monkeypatch
+    act: Callable[..., object],
+    kind: Any,
+    instants: Any,
+    suffix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if kind == "killed without renameat2":
         monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)

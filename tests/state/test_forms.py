@@ -9,6 +9,7 @@ import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +23,28 @@ from protokv.state.checkpoint import save_state
 from protokv.state.header import DTYPE_NAMES
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
-from tests.state.conftest import EVERY_FORM, make, names, same
+from tests.state.conftest import EVERY_FORM, make, moment, names, same
 
 DTYPES = list(DTYPE_NAMES)
 
 
 @EVERY_FORM
-def test_every_dtype_comes_back_bit_for_bit_with_its_header(path):
+@pytest.mark.parametrize("mode", [0o640, 0o600, 0o664])
+def test_the_mode_and_the_group_of_a_state_stay_through_commits(path: Path, mode: int) -> None:
+    save_state(make(), path)
+    folder = path.is_dir()
+    path.chmod(mode | (0o110 if folder else 0))
+    # Root alone may give a file to anybody.
+    group = 12345 if os.geteuid() == 0 else os.getegid()
+    os.chown(path, -1, group)
+    save_state(make(seed=1), path)
+    files = [one for one in path.rglob("*") if one.is_file()] if folder else [path]
+    assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {mode}
+    assert {one.stat().st_gid for one in (path, *files)} == {group}
+
+
+@EVERY_FORM
+def test_every_dtype_comes_back_bit_for_bit_with_its_header(path: Path) -> None:
     whole = torch.arange(60.0).reshape(3, 4, 5)
     made = {
         f"all.{dtype}".replace("torch.", ""): torch.arange(24).reshape(2, 3, 4).to(dtype)
@@ -59,10 +75,10 @@ def test_every_dtype_comes_back_bit_for_bit_with_its_header(path):
 
 
 @EVERY_FORM
-def test_the_same_state_gives_the_same_bytes_in_any_order(suffix, tmp_path):
+def test_the_same_state_gives_the_same_bytes_in_any_order(suffix: str, tmp_path: Path) -> None:
     state = make()
-    tensors = dict(reversed(state.tensors.items()))
-    memory = dict(reversed(state.memory.items()))
+    tensors = dict(reversed([*state.tensors.items()]))
+    memory = dict(reversed([*state.memory.items()]))
     for name, one in (("a", state), ("b", replace(state, tensors=tensors, memory=memory))):
         save_state(one, tmp_path / f"{name}{suffix}")
     a, b = (
@@ -73,7 +89,7 @@ def test_the_same_state_gives_the_same_bytes_in_any_order(suffix, tmp_path):
     ]
 
 
-UNREADABLE = [
+UNREADABLE: list[tuple[dict[str, Any], str]] = [
     ({"memory": {"rate": float("inf")}}, "JSON"),
     ({"settings": {"what": object()}}, "JSON"),
     ({"settings": {"long": "x" * (5 << 20)}}, "bytes"),
@@ -84,7 +100,7 @@ UNREADABLE = [
 
 
 @EVERY_FORM
-def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path):
+def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path: Path) -> None:
     for read in (load_state, StateReader.open, lambda path: load_state(path, at_s=9.0)):
         with pytest.raises(StateNotFound, match="no state at"):
             read(path)
@@ -96,10 +112,10 @@ def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path):
 
 
 @EVERY_FORM
-def test_readers_beside_a_writer_only_ever_see_whole_states(path):
+def test_readers_beside_a_writer_only_ever_see_whole_states(path: Path) -> None:
     states = [make(seed=seed) for seed in range(4)]
     save_state(states[0], path)
-    wrong = []
+    wrong: list[object] = []
     done = threading.Event()
 
     def read() -> None:
@@ -124,8 +140,8 @@ def test_readers_beside_a_writer_only_ever_see_whole_states(path):
 @pytest.mark.parametrize("exchanges", [True, False])
 @EVERY_FORM
 def test_a_commit_follows_the_umask_and_leaves_other_files_alone(
-    exchanges, path, tmp_path, monkeypatch
-):
+    exchanges: bool, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not exchanges:
         monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
     kept = [
@@ -149,7 +165,9 @@ def test_a_commit_follows_the_umask_and_leaves_other_files_alone(
     assert all((tmp_path / name).read_text() == "mine" for name in kept)
 
 
-def test_a_place_where_no_state_can_be_is_one_error(tmp_path, monkeypatch):
+def test_a_place_where_no_state_can_be_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ["a.npz", "a", "zarr"]:
         with pytest.raises(UnknownForm, match="safetensors"):
             save_state(make(), tmp_path / name)
@@ -166,7 +184,9 @@ def test_a_place_where_no_state_can_be_is_one_error(tmp_path, monkeypatch):
         save_state(make(), tmp_path / "a.safetensors")
 
 
-def test_a_zarr_folder_of_others_is_not_replaced_and_an_empty_or_damaged_one_is(tmp_path):
+def test_a_zarr_folder_of_others_is_not_replaced_and_an_empty_or_damaged_one_is(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.zarr"
     path.mkdir()
     with pytest.raises(StateNotFound):
@@ -189,12 +209,12 @@ SPECS = (
 )
 
 
-def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(tmp_path: Path):
+def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
     state = make(specs=SPECS)
     path = tmp_path / "a.zarr"
     save_state(state, path)
-    group = zarr.open_group(path, mode="r")
+    group: Any = zarr.open_group(path, mode="r")
     for name, tensor in state.tensors.items():
         array = group[name.replace(".", "/")]
         expected = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
@@ -208,3 +228,63 @@ def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(tmp_path: 
     assert group.attrs["protokv"]["header"]["clock"]["steps"] == 5
     with xarray.open_zarr(path, group="bank", consolidated=False) as found:
         assert found["mass"].dims == AXES
+
+
+@pytest.mark.parametrize("keep", [None, 3])
+@EVERY_FORM
+def test_a_reader_at_any_moment_of_a_commit_without_an_exchange_sees_a_whole_state(
+    path: Path, keep: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
+    states = [moment(step) for step in range(1, 7)]
+    move = Path.replace
+    seen = 0
+
+    def look(old: Path, new: Path) -> Path:
+        nonlocal seen
+        assert any(same(load_state(path), state) for state in states)
+        moved = move(old, new)
+        assert any(same(load_state(path), state) for state in states)
+        seen += 1
+        return moved
+
+    save_state(states[0], path)
+    with find_store(path, keep=keep) as store:
+        monkeypatch.setattr(Path, "replace", look)
+        for state in states[1:]:
+            store.commit(state)
+        monkeypatch.undo()
+    assert seen >= 5
+    assert len(StateReader.open(path).commits_s) == (keep or 1)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of the same state", "of another one"])
+@pytest.mark.parametrize("whole", [True, False], ids=["a whole state", "a part of one"])
+def test_the_next_writer_in_a_folder_names_or_removes_what_a_killed_one_left(
+    own: bool, whole: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.zarr"
+    with find_store(path, keep=3) as store:
+        for step in (1, 2, 4):
+            store.commit(moment(step))
+    # A commit was killed between the exchange of two folders and the name of the older one.
+    left = tmp_path / ".a.zarr.partial"
+    save_state(moment(3), tmp_path / "c.zarr")
+    (tmp_path / "c.zarr").rename(left)
+    if not whole:
+        (left / "bank" / "mass" / "c.0.0.0").unlink()
+    with find_store(path if own else tmp_path / "b.zarr"):
+        assert not left.exists()
+    assert StateReader.open(path).commits_s == ([2.0, 4.0, 6.0, 8.0] if whole else [2.0, 4.0, 8.0])
+    for time_s in StateReader.open(path).commits_s:
+        assert same(load_state(path, at_s=time_s), moment(int(time_s / 2)))
+
+
+def test_what_a_writer_at_work_has_begun_stays(tmp_path: Path) -> None:
+    begun = tmp_path / ".a.zarr.partial"
+    with find_store(tmp_path / "a.zarr"):
+        begun.mkdir()
+        with find_store(tmp_path / "b.zarr"):
+            assert begun.exists()
+    with find_store(tmp_path / "b.zarr"):
+        assert not begun.exists()

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 import protokv
-from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError, StateMismatch
+from protokv.stream.session import Session
 from tests.backbones.test_untested import write_llava
 from tests.backbones.tiny import BUILDERS, write_llama
 from tests.conftest import random_frames
@@ -69,6 +69,23 @@ def test_a_held_model_watches_as_a_loaded_one_and_is_left_as_it_was(
             expected.clock,
             expected.ask("who ?").text,
         )
+
+
+@pytest.mark.parametrize("held", ["qwen2_5_vl", "smolvlm"], indirect=True)
+def test_a_session_ends_with_its_block(held: tuple[Path, Any, Any]) -> None:
+    _, model, processor = held
+    with protokv.watching(model, processor, 24, fps=2.0) as session:
+        push(session, 0, 4)
+        session.ask("who ?")
+    for use in (
+        lambda: session.ask("who ?"),
+        lambda: session.prefill("who ?"),
+        lambda: session.choose("who ?", ("a", "b")),
+        lambda: push(session, 4, 8),
+        lambda: session.watch(FRAMES[:2], 2.0),
+    ):
+        with pytest.raises(ConfigError, match="has ended with its `with` block"):
+            use()
 
 
 @pytest.mark.parametrize("held", ["llava"], indirect=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protokv.errors import StateNotFound
 from protokv.state.checkpoint import save_state
+from protokv.state.header import State
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
 from tests.state.conftest import EVERY_FORM, names, same
 from tests.state.conftest import moment as at
 
 
-def commit(state, path: Path, keep: int | None = None) -> None:
+def commit(state: State, path: Path, keep: int | None = None) -> None:
     with find_store(path, keep=keep) as store:
         store.commit(state)
 
@@ -32,7 +34,9 @@ def times(path: Path) -> list[float]:
         {"backbone": replace(at(1).backbone, weights_digest="other")},
     ],
 )
-def test_commits_of_another_stream_are_neither_read_nor_removed(other, tmp_path):
+def test_commits_of_another_stream_are_neither_read_nor_removed(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "a.safetensors"
     for step in (1, 2, 3):
         commit(at(step, **other), path, 3)
@@ -47,7 +51,9 @@ def test_commits_of_another_stream_are_neither_read_nor_removed(other, tmp_path)
 
 
 @EVERY_FORM
-def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, tmp_path):
+def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(
+    suffix: str, tmp_path: Path
+) -> None:
     """A file, a link, which is not followed, and files with similar names."""
     path = tmp_path / f"a{suffix}"
     elsewhere = tmp_path / f"b{suffix}"
@@ -67,7 +73,7 @@ def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, tmp
     assert same(load_state(elsewhere), at(4))
 
 
-def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(tmp_path):
+def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     commit(at(1), path, 3)
     path.write_bytes(path.read_bytes()[:-1])
@@ -75,7 +81,7 @@ def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(tmp_path):
     assert times(path) == []
 
 
-def test_a_link_stays_a_link_and_its_target_has_the_history(tmp_path):
+def test_a_link_stays_a_link_and_its_target_has_the_history(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link = tmp_path / "a.safetensors"
     link.symlink_to("there/b.safetensors")

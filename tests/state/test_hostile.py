@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import struct
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,7 @@ from tests.state.conftest import EVERY_FORM, make, same
 
 Json = dict[str, Any]
 RAN = "ran"
+BIG = (1 << 45).to_bytes(6, "little")
 
 
 class Evil:
@@ -64,12 +66,23 @@ def in_document(field: str, change: Callable[[Json], object]) -> Callable[[Path]
     return act
 
 
-def in_file(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(change(path.read_bytes())) and None
+def in_file(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
 def in_pickle(content: object) -> Callable[[Path], None]:
     return lambda path: torch.save(content, path)
+
+
+def in_opcodes(pickle: bytes, compression: int = zipfile.ZIP_STORED) -> Callable[[Path], None]:
+    """Put these opcodes in place of the pickle, as torch.save names it."""
+
+    def act(path: Path) -> None:
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            archive.writestr("archive/data.pkl", pickle)
+            archive.writestr("archive/version", "3\n")
+
+    return act
 
 
 def in_array(change: Callable[[Json], object], name: str = "bank/mass") -> Callable[[Path], None]:
@@ -127,6 +140,15 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
             "header", lambda header: header.update(format_version=FORMAT_VERSION + 1)
         ),
         "a steps of text": in_document("header", lambda header: header["clock"].update(steps="9")),
+        "half of a character": in_document(
+            "header", lambda header: header["backbone"].update(name="\ud83d")
+        ),
+        "half of a character in a record": in_document(
+            "header", lambda header: header["source"].update(notes=[{"text": "\udd00"}])
+        ),
+        "a document of two megabytes": in_document(
+            "header", lambda header: header["settings"].update(note="x" * (2 << 20))
+        ),
         "a revision with a path": in_document(
             "header", lambda header: header["backbone"].update(revision="../" * 14)
         ),
@@ -135,6 +157,16 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
     | {
         "code": in_pickle({"protokv": Evil(), "tensors": {}}),
         "a plain pickle": lambda path: path.write_bytes(pickle.dumps(Evil())),
+        "more than all memory": in_opcodes(
+            b"\x80\x02cbuiltins\nbytearray\n\x8a\x06" + BIG + b"\x85R."
+        ),
+        "a key that takes years to hash": in_opcodes(
+            b"\x80\x02})q\0" + b"h\0h\0\x86q\0" * 90 + b"Ns."
+        ),
+        "a place of the memo for each byte of memory": in_opcodes(b"\x80\x02}r\xff\xff\xff\xff."),
+        "an integer of a million digits": in_opcodes(b"\x80\x02I" + b"9" * 1_000_000 + b"\n."),
+        "much text in few bytes": in_opcodes(b"\x80\x02" + b"N" * (64 << 20), zipfile.ZIP_DEFLATED),
+        "a size that wraps": in_pickle({"protokv": "", "tensors": {"a": torch.zeros(2)[:0]}}),
         "no state": in_pickle({"weights": torch.zeros(3)}),
         "tensors that are none": in_pickle({"protokv": "", "tensors": {"a": 1}}),
         "a strided tensor": in_pickle(

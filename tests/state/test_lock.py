@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +26,13 @@ with lock(sys.argv[1]):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_another_process_is_refused_until_the_first_has_ended(killed, tmp_path):
+def test_another_process_is_refused_until_the_first_has_ended(killed: bool, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     command = [sys.executable, "-c", HOLD, str(path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout
+        assert process.stdin
         assert process.stdout.readline() == "held\n"
         assert names(tmp_path) == [".a.safetensors.lock"]
         for take in (lock, find_store):
@@ -47,7 +50,7 @@ def test_another_process_is_refused_until_the_first_has_ended(killed, tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_link_and_its_target_have_one_lock_and_other_states_another(tmp_path):
+def test_a_link_and_its_target_have_one_lock_and_other_states_another(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there/real")
     there = tmp_path / "there"
@@ -61,7 +64,9 @@ def test_a_link_and_its_target_have_one_lock_and_other_states_another(tmp_path):
     assert names(tmp_path / "there") == []
 
 
-def test_a_file_system_without_locks_holds_none(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_holds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from protokv.state.sources import (
     _MOST,
     WallClockLog,
     is_earlier_state,
+    list_video_places,
     make_next_segment,
     read_fingerprints,
     read_last_segment,
@@ -25,7 +27,7 @@ from tests.state.conftest import moment as at
 STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=1, max_size=30)
 
 
-def test_the_log_is_bounded_whether_the_clock_is_steady_or_wrong_and_the_beginning_stays():
+def test_the_log_is_bounded_whether_the_clock_is_steady_or_wrong_and_the_beginning_stays() -> None:
     log = WallClockLog()
     wrong = WallClockLog()
     for i in range(1000):
@@ -40,7 +42,7 @@ def test_the_log_is_bounded_whether_the_clock_is_steady_or_wrong_and_the_beginni
 
 
 @given(STEPS)
-def test_stream_time_and_real_time_are_inverse(steps):
+def test_stream_time_and_real_time_are_inverse(steps: list[tuple[float, float]]) -> None:
     log = WallClockLog()
     stream_s = 0.0
     real_s = 1e9
@@ -57,14 +59,14 @@ def test_stream_time_and_real_time_are_inverse(steps):
     assert log.stream_time(1e9 - 1.0) == float("-inf")
 
 
-def test_the_log_survives_a_state_and_nonsense_is_refused():
+def test_the_log_survives_a_state_and_nonsense_is_refused() -> None:
     log = WallClockLog(anchors=[(0.0, 1e9)], frames_dropped=3, committed_at=1e9)
     log.begin_gap(1.0, "x\ny")
     record = json.loads(json.dumps(asdict(log)))
     assert WallClockLog.read({"live": record}) == log
     assert WallClockLog.read({}) is None
     assert WallClockLog.read(None) is None
-    for wrong in (
+    wrongs: tuple[Any, ...] = (
         [],
         "x",
         {},
@@ -74,7 +76,8 @@ def test_the_log_survives_a_state_and_nonsense_is_refused():
         record | {"gaps": [{"from_s": 1}]},
         record | {"frames_dropped": 1.5},
         record | {"committed_at": 1e300},
-    ):
+    )
+    for wrong in wrongs:
         with pytest.raises(StateCorrupt, match=r"source\.live"):
             WallClockLog.read({"live": wrong})
 
@@ -82,7 +85,7 @@ def test_the_log_survives_a_state_and_nonsense_is_refused():
 ONE, TWO, THREE = ({"name": f"{letter}.mp4", "fingerprint": letter} for letter in "abc")
 
 
-def test_sources_are_listed_in_order_with_the_beginning_of_each():
+def test_sources_are_listed_in_order_with_the_beginning_of_each() -> None:
     state = at(3, source=ONE, complete=True)
     for step, source in [(5, TWO), (9, THREE)]:
         segment = make_next_segment(state)
@@ -98,17 +101,26 @@ def test_sources_are_listed_in_order_with_the_beginning_of_each():
         for one in read_last_segment(state).earlier
     ]
     assert places == [("a.mp4", None, None), ("b.mp4", 3, 6.0)]
+    assert state.source is not None
     assert (state.source["first_step"], state.source["start_s"]) == (5, 10.0)
     assert is_earlier_state(at(1), at(2))
-    for source in (None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None}):
-        assert not is_earlier_state(at(1, source=source), at(2, source=source)), (
+    unknown = (None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None})
+    for nameless in unknown:
+        assert not is_earlier_state(at(1, source=nameless), at(2, source=nameless)), (
             "without a fingerprint it equals no other"
         )
 
 
-def test_a_record_that_makes_no_sense_is_named():
+def test_a_record_that_makes_no_sense_is_named() -> None:
     good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
     read_last_segment(at(3, source=good))
     for field, value in (("earlier", 5), ("earlier", ["a"]), ("first_step", 1.5), ("start_s", "0")):
         with pytest.raises(StateCorrupt, match=rf"source: .*\$\.{field}"):
             read_last_segment(at(3, source={**good, field: value}))
+
+
+@pytest.mark.parametrize("part", ["x", "nan", "1e999", "-"])
+def test_a_part_of_a_video_that_makes_no_sense_is_refused(part):
+    header = replace(at(1), source={"name": "a.mp4 from 3 s", "fingerprint": f"ab@{part}+9"})
+    with pytest.raises(StateCorrupt, match="makes no sense"):
+        list_video_places(header)

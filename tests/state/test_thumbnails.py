@@ -6,6 +6,7 @@ import io
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_on
 
 def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.safetensors"
-    options = {"backbone": MockBackbone(), "thumbnails": 0}
+    options: dict[str, Any] = {"backbone": MockBackbone(), "thumbnails": 0}
     list(ingest_events(Prepared(0, 80), path, CONFIG, **options))
     assert describe_state(path)["thumbnails"] is None
     found = load_state(path).tensors

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.bucket import fingerprint_bucket_video, list_bucket, open_bucket
+from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable
+from protokv.fleet import list_video_jobs
 from protokv.video import open_source
-from protokv.video.bucket import fingerprint_bucket_video, list_bucket
 from protokv.video.registry import fingerprint_source
 from protokv.words.find import find_subtitles
 from tests.fleet.conftest import films, server, store
@@ -53,9 +55,9 @@ def test_subtitles_beside_an_object_are_found(
             ("de", "talk.de.srt"),
             ("s3://bucket/talks/t.srt", "t.srt"),
         ):
-            words = find_subtitles(source, video, choice)
-            assert words.record
-            assert (words.between(0.0, 1.0), words.record["name"]) == ([name], name)
+            found = find_subtitles(source, video, choice)
+            assert found.record
+            assert (found.between(0.0, 1.0), found.record["name"]) == ([name], name)
         assert (
             find_subtitles(source, "s3://bucket/talks/talks.mp4", "auto").record["name"]
             == "talks.srt"
@@ -110,3 +112,62 @@ def test_an_unreadable_object_is_one_error_with_its_address(
         with pytest.raises(SourceError, match="cannot read s3://bucket/videos/"):
             ask()
     assert not list(tmp_path.iterdir())
+
+
+# `.` and `/` sort before letters, and these before both: a page has keys on either side.
+@pytest.mark.parametrize("bad", ["./d.mp4", "/e.mp4", "c//one.mp4", "c/../f.mp4", "z///a.mp4"])
+def test_a_key_that_cannot_be_read_leaves_its_neighbours_alone(
+    store: S3Server, films: Path, bad: str
+) -> None:
+    place = bad.encode().hex()
+    names = {"! first.mp4", "b.mp4", "c/d.mp4", "z.mp4"}
+    for name in (*names, bad):
+        store.put(f"{place}/{name}", (films / "a.mp4").read_bytes())
+    assert {name for name, _ in list_bucket(f"s3://bucket/{place}/")} == {*names, bad}
+    jobs = list_video_jobs([f"s3://bucket/{place}/"])
+    assert len({job.key for job in jobs}) == len(jobs) >= len(names)
+    with open_source(films / "a.mp4") as source:
+        assert find_subtitles(source, f"s3://bucket/{place}/b.mp4", "auto").record == {}
+    with pytest.raises(SourceUnreadable, match="no key with an empty part"):
+        open_source(f"s3://bucket/{place}//e.mp4")
+
+
+@pytest.mark.parametrize("name", ["Talk [id].mp4", "what?.mp4", "a*b.mp4", "[x].mp4"])
+def test_an_object_of_that_very_name_comes_before_a_pattern(
+    store: S3Server, films: Path, name: str
+) -> None:
+    store.put(f"names/{name}", (films / "a.mp4").read_bytes())
+    store.put("names/talk.mp4", b"")
+    (job,) = list_video_jobs([f"s3://bucket/names/{name}"])
+    assert (job.source, job.key) == (f"s3://bucket/names/{name}", name.removesuffix(".mp4"))
+    store.put(f"in {name}/{name}", b"")
+    assert [found for found, _ in list_bucket(f"s3://bucket/in {name}/")] == [name]
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+@pytest.mark.parametrize(
+    "value",
+    ["minio.lan:9000", "localhost", "", "http://", "//host", "http://h st", "http://h:99999"],
+)
+def test_an_endpoint_that_is_no_address_is_named_without_its_value(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as caught:
+        open_bucket("s3://bucket/a.mp4")
+    assert caught.value.message == f"{variable} is no address of a server"
+
+
+@pytest.mark.parametrize("user", ["me:s3cret", "me:s3/c?r#et", "s3cret@x:s3cret"])
+def test_a_password_in_the_address_of_a_store_is_not_shown(
+    user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from obstore.exceptions import GenericError
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise GenericError(f"error sending request for url (http://{user}@127.0.0.1:9/bucket)")
+
+    monkeypatch.setattr("obstore.store.S3Store.head", fail)
+    with pytest.raises(SourceError, match="http://127") as caught:
+        fingerprint_bucket_video("s3://bucket/videos/a.mp4")
+    assert "s3" not in caught.value.message.partition("cannot read s3:")[2]

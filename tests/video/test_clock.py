@@ -2,6 +2,7 @@
 clock.
 """
 
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -28,7 +29,9 @@ ARRIVALS = st.lists(
 STEP_S = 0.04
 
 
-def arrived(pairs, slack_s):
+def arrived(
+    pairs: list[tuple[float, float | None]], slack_s: float
+) -> list[tuple[float | None, float]]:
     now_s = 0.0
     clock = ArrivalClock(slack_s, lambda: now_s)
     found = []
@@ -43,7 +46,9 @@ def arrived(pairs, slack_s):
 
 
 @given(ARRIVALS, st.sampled_from([0.0, 0.5, 2.0, 60.0]))
-def test_a_live_stream_begins_at_0_goes_forward_and_is_never_far_from_the_clock(pairs, slack_s):
+def test_a_live_stream_begins_at_0_goes_forward_and_is_never_far_from_the_clock(
+    pairs: list[tuple[float, float | None]], slack_s: float
+) -> None:
     found = arrived(pairs, slack_s)
     began_s = found[0][1]
     times = [time_s for time_s, _ in found if time_s is not None]
@@ -54,27 +59,33 @@ def test_a_live_stream_begins_at_0_goes_forward_and_is_never_far_from_the_clock(
         assert time_s is None or abs(time_s - (now_s - began_s)) <= slack_s + 1e-3 * i + 1e-6
 
 
-def test_bursts_keep_their_spacing_and_a_camera_that_restarts_goes_on_at_real_time():
+def test_bursts_keep_their_spacing_and_a_camera_that_restarts_goes_on_at_real_time() -> None:
+    pairs: list[tuple[float, float | None]]
     pairs = [(0.0 if i % 50 else 2.0, i * 0.04) for i in range(500)]
     assert [time_s for time_s, _ in arrived(pairs, 2.5)] == pytest.approx(
         [i * 0.04 for i in range(500)]
     )
-    pairs = (
-        [(0.1, 5.0 + 0.1 * i) for i in range(10)]
-        + [(7.0, 0.0)]
-        + [(0.1, 0.1 * i) for i in range(1, 10)]
-    )
-    times = [time_s for time_s, _ in arrived(pairs, 1.0)]
+    restarted: list[tuple[float, float | None]] = [
+        *((0.1, 5.0 + 0.1 * i) for i in range(10)),
+        (7.0, 0.0),
+        *((0.1, 0.1 * i) for i in range(1, 10)),
+    ]
+    times = [time_s for time_s, _ in arrived(restarted, 1.0)]
     assert (times[10], times[19]) == (0.9 + 7.0, pytest.approx(0.9 + 7.0 + 0.9))
 
 
-def test_frames_of_a_camera_out_of_order_are_left_out():
+def test_frames_of_a_camera_out_of_order_are_left_out() -> None:
     clock = ArrivalClock(1e9, lambda: 0.0)
     own = [0.0, 1.0, 6.0, 1.5, 6.5, 1.75, 7.0]
     assert [clock(one) for one in own] == [0.0, 1.0, 6.0, None, 6.5, None, 7.0]
 
 
-def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
+def settled(
+    stamps_s: Sequence[float],
+    end_s: float | None = None,
+    keys: Collection[int] = (),
+    length_s: float = STEP_S,
+) -> tuple[list[float], list[float], list[str]]:
     """Return the times of a file's packets, and what was said: joins (times) and damage (words)."""
     packets = [
         SimpleNamespace(
@@ -88,8 +99,8 @@ def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
     ]
     for i, packet in enumerate(packets):
         packet.is_keyframe = i in keys
-    joins = []
-    damage = []
+    joins: list[float] = []
+    damage: list[str] = []
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
         SimpleNamespace(
@@ -102,12 +113,12 @@ def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
     return [one.pts / 1000 for one in clock.settle(iter(packets)) if one is not None], joins, damage
 
 
-def steady(frames, from_s=0.0, step_s=STEP_S):
+def steady(frames: int, from_s: float = 0.0, step_s: float = STEP_S) -> list[float]:
     return [round(from_s + step_s * i, 3) for i in range(frames)]
 
 
 @pytest.mark.parametrize("leap_s", [6.0, 90.0, -1.5])
-def test_one_stamp_that_leaps_moves_no_other_frame(leap_s):
+def test_one_stamp_that_leaps_moves_no_other_frame(leap_s: float) -> None:
     true = steady(200)
     found, joins, damage = settled([*true[:50], true[50] + leap_s, *true[51:]], keys=range(200))
     assert (found, joins, len(damage)) == (true, [], 1)
@@ -116,7 +127,9 @@ def test_one_stamp_that_leaps_moves_no_other_frame(leap_s):
 @given(
     st.integers(1, 200), st.integers(1, 200), st.integers(2, 200), st.floats(LONGEST_GAP_S + 9, 1e6)
 )
-def test_stamps_that_leap_and_come_back_move_no_other_frame(before, run, after, leap_s):
+def test_stamps_that_leap_and_come_back_move_no_other_frame(
+    before: int, run: int, after: int, leap_s: float
+) -> None:
     true = steady(before + run + after)
     leaping = [t + leap_s * (before <= i < before + run) for i, t in enumerate(true)]
     found, joins, damage = settled(leaping)
@@ -126,7 +139,7 @@ def test_stamps_that_leap_and_come_back_move_no_other_frame(before, run, after, 
 
 @pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize("step_s", [STEP_S, 5.0])
-def test_recordings_that_are_joined_go_on_with_their_own_spacing(parts, step_s):
+def test_recordings_that_are_joined_go_on_with_their_own_spacing(parts: int, step_s: float) -> None:
     """They begin at the same time, or half a day later than anything before."""
     for leap_s in (0.0, LONGEST_PAUSE_S + 30_000):
         stamps = [s for part in range(parts) for s in steady(50, part * leap_s, step_s)]
@@ -137,14 +150,16 @@ def test_recordings_that_are_joined_go_on_with_their_own_spacing(parts, step_s):
 
 
 @given(st.lists(st.floats(0.0, 599.0), max_size=20))
-def test_a_short_pause_stays_as_it_is(gaps_s):
+def test_a_short_pause_stays_as_it_is(gaps_s: list[float]) -> None:
     stamps = [round(one, 3) for one in accumulate(gaps_s, initial=0.0)]
     assert settled(stamps) == settled(stamps, end_s=stamps[-1]) == (stamps, [], [])
 
 
 @pytest.mark.parametrize("pause_s", [900.0, 5400.0, 20_000.0])
 @pytest.mark.parametrize("after", [2, 5, 400])
-def test_a_long_pause_is_believed_if_later_stamps_or_the_declared_end_confirm_it(pause_s, after):
+def test_a_long_pause_is_believed_if_later_stamps_or_the_declared_end_confirm_it(
+    pause_s: float, after: int
+) -> None:
     slides = [0.0, 1700.0, 4400.0, 9400.0]
     stamps = [*steady(50), *steady(after, 2.0 + pause_s)]
     for end_s in (None, stamps[-1]):
@@ -160,7 +175,7 @@ def test_a_long_pause_is_believed_if_later_stamps_or_the_declared_end_confirm_it
 
 @pytest.mark.parametrize("step_s", [60.0, 2048.0, 40_000.0])
 @pytest.mark.parametrize("size", [500, 6000, 20_000])
-def test_no_stream_is_longer_than_its_bytes_can_carry(size, step_s):
+def test_no_stream_is_longer_than_its_bytes_can_carry(size: int, step_s: float) -> None:
     """Damaged stamps leap, and later ones confirm it; as long as slides stay, they do not."""
     packets = [
         SimpleNamespace(
@@ -173,7 +188,7 @@ def test_no_stream_is_longer_than_its_bytes_can_carry(size, step_s):
         )
         for n in range(40)
     ]
-    damage = []
+    damage: list[str] = []
     carried_s = size / 0.25
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, step_s, carried_s=carried_s),
@@ -187,7 +202,7 @@ def test_no_stream_is_longer_than_its_bytes_can_carry(size, step_s):
     assert (not damage, times[-1] == step_s * 39) == (fits, fits)
 
 
-def test_pictures_in_another_order_than_they_are_shown_are_no_damage():
+def test_pictures_in_another_order_than_they_are_shown_are_no_damage() -> None:
     """Slides with B frames: the packet of a later picture comes first."""
     stamps = [0.0, 2000.0, 700.0, 1400.0, 4000.0, 2700.0, 3400.0, 4100.0, 4050.0, 4200.0]
     assert settled(stamps, end_s=4200.0, keys=(0,)) == (stamps, [], [])
@@ -205,7 +220,9 @@ def test_pictures_in_another_order_than_they_are_shown_are_no_damage():
         (9.0, 0.0, 100.0, False),
     ],
 )
-def test_a_frame_stays_as_long_as_it_says_within_the_declared_end(time_s, stated_s, end_s, stays):
+def test_a_frame_stays_as_long_as_it_says_within_the_declared_end(
+    time_s: float, stated_s: float, end_s: float | None, stays: bool
+) -> None:
     timing = PacketTiming(Fraction(1, 1000), 0, declared_s=end_s)
     frame = SimpleNamespace(duration=round(stated_s * 1000))
     assert timing.stays_s(time_s, frame) == (stated_s if stays else None)

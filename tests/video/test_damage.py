@@ -1,5 +1,6 @@
 """Damaged files: every readable frame is given, every lost one is counted and dated."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import av
 import pytest
 
 from protokv.video import open_source, read_steps
+from protokv.video.registry import Decoder
 from tests.video.conftest import DECODERS, Clip, number_in, write
 from tests.video.test_stream import piped
 
@@ -30,8 +32,8 @@ def with_rubbish(source: Path, target: Path, number: int) -> Path:
     ("name", "number"), [("constant rate", 13), ("constant rate", 60), ("jpeg", 30)]
 )
 def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
-    decoder, name, number, make_clip, tmp_path
-):
+    decoder: Decoder, name: str, number: int, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     clip = make_clip("every frame a key frame" if name == "jpeg" else name)
     path = with_rubbish(clip, tmp_path / f"x{clip.suffix}", number)
     with open_source(path, decoder) as source:
@@ -52,8 +54,8 @@ def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
-    decoder, make_clip, tmp_path
-):
+    decoder: Decoder, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", 12)
     with open_source(path, decoder) as source:
         frames = [(f.time_s, number_in(f.image)) for f in source.frames()]
@@ -65,8 +67,8 @@ def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(("kind", "part"), [("mp4", 0.35), ("mkv", 0.8)])
 def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(
-    decoder, kind, part, tmp_path
-):
+    decoder: Decoder, kind: str, part: float, tmp_path: Path
+) -> None:
     clip = Clip(
         [40 * i for i in range(100)],
         mux={"movflags": "faststart"} if kind == "mp4" else {},
@@ -107,7 +109,9 @@ MIDDLE = {
 
 
 @pytest.mark.parametrize("codec", MIDDLE)
-def test_pictures_before_the_first_key_frame_are_lost_in_a_file_and_in_a_pipe(codec, tmp_path):
+def test_pictures_before_the_first_key_frame_are_lost_in_a_file_and_in_a_pipe(
+    codec: str, tmp_path: Path
+) -> None:
     data = write(MIDDLE[codec], tmp_path / "whole.ts").read_bytes()
     (tmp_path / "x.ts").write_bytes(data[188 * (len(data) // 188 // 6) :])
     with piped((tmp_path / "x.ts").read_bytes()) as address:
@@ -126,7 +130,9 @@ def write_part(path: Path, from_ms: int, frames: int) -> bytes:
 
 
 @pytest.mark.parametrize("gap_ms", [0, 1000, 5000, 60_000])
-def test_a_recording_that_goes_on_is_a_join_and_a_part_that_lacks_is_missing(gap_ms, tmp_path):
+def test_a_recording_that_goes_on_is_a_join_and_a_part_that_lacks_is_missing(
+    gap_ms: int, tmp_path: Path
+) -> None:
     """Their counters begin anew, so FFmpeg marks a packet before the join as corrupt."""
     first = write_part(tmp_path / "a.ts", 40, 50)
     later = write_part(tmp_path / "b.ts", 40 + 2000 + gap_ms, 50)

@@ -5,6 +5,7 @@ in mid-file.
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,8 +46,8 @@ def jumping_mkv(path: Path) -> None:
     ("make", "length_s"), [(jumping_mp4, UNEVEN[-1] / 1000), (jumping_mkv, 10.0)]
 )
 def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
-    make, length_s, tmp_path
-):
+    make: Callable[[Path], None], length_s: float, tmp_path: Path
+) -> None:
     path = tmp_path / f"x.{make.__name__[-3:]}"
     make(path)
     with open_source(path) as source:
@@ -63,7 +64,7 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
         assert list(read_steps(source, 2.0, 2))[-1].time_s <= length_s + 1
 
 
-def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
+def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     path = write(
         Clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"}),
@@ -142,15 +143,17 @@ def declare_samples(path: Path, form: str) -> None:
     elif form == "two tracks":
         start = data.index(b"trak") - 4
         trak = data[start : start + int.from_bytes(data[start : start + 4], "big")]
-        moov = data.index(b"moov") - 4
-        size = int.from_bytes(data[moov : moov + 4], "big") + len(trak)
-        data[moov : moov + 4] = size.to_bytes(4, "big")
+        at = data.index(b"moov") - 4
+        size = int.from_bytes(data[at : at + 4], "big") + len(trak)
+        data[at : at + 4] = size.to_bytes(4, "big")
         data[start:start] = trak
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize("form", ["plain", "wide", "compressed", "two tracks", "fragments"])
-def test_an_mp4_that_declares_more_samples_than_it_can_hold_takes_no_memory(form, tmp_path):
+def test_an_mp4_that_declares_more_samples_than_it_can_hold_takes_no_memory(
+    form: str, tmp_path: Path
+) -> None:
     pytest.importorskip("resource")
     path = tmp_path / "x.mp4"
     declare_samples(path, form)
@@ -163,7 +166,7 @@ def test_an_mp4_that_declares_more_samples_than_it_can_hold_takes_no_memory(form
     assert grown_mib < 700
 
 
-def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
+def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path: Path) -> None:
     first = write(Clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
     later = write(
         Clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts"
@@ -184,10 +187,12 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
         "protokv.video.av_source.convert_frame_to_rgb",
     ],
 )
-def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
+def test_an_error_while_opening_or_converting_is_a_source_error(
+    broken: str, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_clip("constant rate")
 
-    def fail(*_, **__):
+    def fail(*_: object, **__: object) -> None:
         raise IndexError("out of range")
 
     monkeypatch.setattr(broken, fail)

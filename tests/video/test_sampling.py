@@ -1,5 +1,7 @@
 """Sampling by timestamps, and steps that do not depend on where reading began."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,20 +9,20 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.video import Frame, group_frames, sample_frames
-from protokv.video.sampling import SAMPLING_SLACK_S
+from protokv.video.sampling import SAMPLING_SLACK_S, SampledFrame
 from protokv.video.source import drop_frames_before
 
 
-def frames_at(times, durations=None):
+def frames_at(times: Sequence[float], durations: Sequence[float] | None = None) -> list[Frame]:
     """Frames whose number is their only pixel."""
-    durations = durations or [None] * len(times)
+    stays: Sequence[float | None] = durations or [None] * len(times)
     return [
         Frame(t, np.full((1, 1, 3), i, np.uint8), d)
-        for i, (t, d) in enumerate(zip(times, durations, strict=True))
+        for i, (t, d) in enumerate(zip(times, stays, strict=True))
     ]
 
 
-def numbers(samples):
+def numbers(samples: Iterable[SampledFrame]) -> list[int]:
     return [int(s.image[0, 0, 0]) for s in samples]
 
 
@@ -43,17 +45,19 @@ def numbers(samples):
         "before the first frame the first",
     ],
 )
-def test_the_frame_shown_at_each_time_is_taken(times, durations, fps, shown):
+def test_the_frame_shown_at_each_time_is_taken(
+    times: Sequence[float], durations: Sequence[float] | None, fps: float, shown: list[int]
+) -> None:
     assert numbers(sample_frames(frames_at(times, durations), fps)) == shown
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_not_a_positive_number_is_refused(fps):
+def test_a_rate_that_is_not_a_positive_number_is_refused(fps: float) -> None:
     with pytest.raises(ConfigError, match="fps"):
         list(sample_frames(frames_at([0.0]), fps))
 
 
-def test_a_short_last_step_repeats_its_last_frame():
+def test_a_short_last_step_repeats_its_last_frame() -> None:
     got = list(group_frames(sample_frames(frames_at([0.0, 1.0, 2.0]), 1.0), 2))
     assert [(s.index, s.time_s, s.images[:, 0, 0, 0].tolist()) for s in got] == [
         (0, 0.0, [0, 1]),
@@ -65,7 +69,7 @@ gaps = st.lists(st.floats(0.002, 1.7), min_size=1, max_size=60)
 
 
 @given(gaps=gaps, fps=st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.0, 23.976]))
-def test_each_sample_is_the_latest_frame_not_after_its_time(gaps, fps):
+def test_each_sample_is_the_latest_frame_not_after_its_time(gaps: list[float], fps: float) -> None:
     times = np.cumsum([0.0, *gaps]).tolist()
     got = list(sample_frames(frames_at(times), fps))
     assert [s.time_s for s in got] == [k / fps for k in range(len(got))]
@@ -81,7 +85,9 @@ def test_each_sample_is_the_latest_frame_not_after_its_time(gaps, fps):
     group=st.integers(1, 3),
     part=st.floats(0, 1),
 )
-def test_resuming_at_any_step_gives_the_steps_of_an_uninterrupted_run(gaps, fps, group, part):
+def test_resuming_at_any_step_gives_the_steps_of_an_uninterrupted_run(
+    gaps: list[float], fps: float, group: int, part: float
+) -> None:
     frames = frames_at(np.cumsum([0.0, *gaps]).tolist(), [*gaps, 0.04])
     whole = list(group_frames(sample_frames(frames, fps), group))
     first = int(part * (len(whole) - 1))

@@ -5,6 +5,7 @@ import io
 import math
 import os
 import zlib
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,9 @@ def with_matrix(path: Path, target: Path, *matrix: float) -> Path:
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
+def test_a_display_matrix_turns_and_mirrors(
+    matrix: tuple[int, int, int, int], make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     with open_source(make_clip("constant rate")) as plain:
         # Frame 7 looks the same from no two sides.
         image = MATRICES[matrix](list(plain.frames())[7].image)
@@ -61,7 +64,9 @@ def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
 
 
 @pytest.mark.parametrize("degrees", [30, 200])
-def test_an_odd_angle_is_noted(degrees, make_clip, tmp_path):
+def test_an_odd_angle_is_noted(
+    degrees: int, make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     sin = math.sin(math.radians(degrees))
     cos = math.cos(math.radians(degrees))
     with open_source(
@@ -75,14 +80,16 @@ def test_an_odd_angle_is_noted(degrees, make_clip, tmp_path):
 
 @pytest.mark.parametrize("tag", range(1, 9))
 @pytest.mark.parametrize("suffix", ["png", "apng.png", "tiff", "webp", "jpg", "avi"])
-def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(suffix, tag, tmp_path):
+def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(
+    suffix: str, tag: int, tmp_path: Path
+) -> None:
     """Also beside a profile of colours, whose objects in PyAV crash."""
     exif = PIL.Image.Exif()
     exif[PIL.ExifTags.Base.Orientation] = tag
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     picture = PIL.Image.fromarray(burn(0b0110_0001_0111, 96, 64))
     path = tmp_path / f"x.{suffix}"
-    how = {"exif": exif, "icc_profile": profile, "lossless": True, "quality": 95}
+    how: dict[str, Any] = {"exif": exif, "icc_profile": profile, "lossless": True, "quality": 95}
     if suffix == "avi":
         jpeg = io.BytesIO()
         picture.save(jpeg, "JPEG", **how)
@@ -103,8 +110,8 @@ def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(suffix, ta
         shown = np.asarray(ImageOps.exif_transpose(one).convert("RGB"))
     with piped(path.read_bytes()) as address:
         # FFmpeg reads these two from files alone.
-        for one in (path, address)[: 1 if suffix in ("tiff", "apng.png") else 2]:
-            with open_source(one) as source:
+        for place in (path, address)[: 1 if suffix in ("tiff", "apng.png") else 2]:
+            with open_source(place) as source:
                 images = [frame.image for frame in source.frames()]
                 assert len(images) == {"avi": 3, "apng.png": 2}.get(suffix, 1)
                 for image in images:
@@ -117,7 +124,9 @@ def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(suffix, ta
 @pytest.mark.parametrize(
     ("pixel", "size"), [("2/1", (256, 96)), ("1/2", (128, 192)), ("64/45", (182, 96))]
 )
-def test_pixels_are_square_as_players_show_them(suffix, pixel, size, tmp_path):
+def test_pixels_are_square_as_players_show_them(
+    suffix: str, pixel: str, size: tuple[int, int], tmp_path: Path
+) -> None:
     path = write(Clip(STEADY, suffix=suffix, pixel=Fraction(pixel)), tmp_path / f"x.{suffix}")
     with open_source(path) as source:
         frames = list(source.frames())
@@ -173,8 +182,8 @@ COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
     ],
 )
 def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(
-    suffix, tracks, taken, tmp_path
-):
+    suffix: str, tracks: tuple[Any, ...], taken: int, tmp_path: Path
+) -> None:
     path = two_tracks(tmp_path / f"x.{suffix}", *tracks)
     with open_source(path) as source:
         assert (source.info.width, source.info.height) == tracks[taken]["size"]
@@ -218,8 +227,8 @@ def encode_light(light: Any, transfer: int) -> Any:
     ],
 )
 def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_range(
-    transfer, suffix, tmp_path
-):
+    transfer: int, suffix: str, tmp_path: Path
+) -> None:
     """PQ, HLG, BT.2020 and BT.709: bars of grey, and one of twice the white."""
     shown = np.linspace(0.1, 0.9, 9)
     light = WHITE * shown**2.4
@@ -252,7 +261,7 @@ def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_ra
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp"])
-def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix, tmp_path):
+def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix: str, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (9000, 4800)).save(tmp_path / f"x.{suffix}")
@@ -272,14 +281,14 @@ GRID = (
 )
 
 
-def test_a_picture_in_tiles_is_refused_by_name(tmp_path):
+def test_a_picture_in_tiles_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "grid.avif"
     path.write_bytes(zlib.decompress(base64.b85decode(GRID)))
     with pytest.raises(SourceUnreadable, match="is a picture in tiles"):
         open_source(path)
 
 
-def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
+def test_an_encrypted_mp4_is_called_encrypted(tmp_path: Path) -> None:
     key = "76a6c65c5ea762046bd749a2e632ccbb"
     flags = "frag_keyframe+empty_moov"
     keys = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": key, "encryption_kid": key}
@@ -291,7 +300,7 @@ def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
         open_source(address)
 
 
-def test_a_pipe_that_has_a_name_is_to_be_piped_in(tmp_path):
+def test_a_pipe_that_has_a_name_is_to_be_piped_in(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.mp4")
     with piped(b"") as address:
         for path in (tmp_path / "x.mp4", Path(f"/dev/fd/{address[5:]}"), Path("/dev/null")):

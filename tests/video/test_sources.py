@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import Source, open_source, read_steps
+from protokv.video.registry import Decoder
 from protokv.video.source import SourceSlice
 from tests.cli.conftest import write_video
 from tests.video.conftest import CLIPS, DECODERS, Clip, number_in, write
@@ -20,7 +23,9 @@ from tests.video.conftest import CLIPS, DECODERS, Clip, number_in, write
 needs_decord = pytest.mark.skipif("decord" not in DECODERS, reason="decord is not installed")
 
 
-def test_every_frame_comes_in_order_at_its_time(clip_name, make_clip):
+def test_every_frame_comes_in_order_at_its_time(
+    clip_name: str, make_clip: Callable[..., Path]
+) -> None:
     clip = CLIPS[clip_name]
     with open_source(make_clip(clip_name)) as source:
         frames = list(source.frames())
@@ -42,7 +47,9 @@ INEXACT = ("10 bits", "avi", "asf", "raw", "interlaced", "transport stream")
 
 @needs_decord
 @pytest.mark.parametrize("name", [name for name in CLIPS if name not in INEXACT])
-def test_decord_and_pyav_give_the_same_bytes_at_the_same_times_and_the_same_steps(name, make_clip):
+def test_decord_and_pyav_give_the_same_bytes_at_the_same_times_and_the_same_steps(
+    name: str, make_clip: Callable[..., Path]
+) -> None:
     path = make_clip(name)
     with open_source(path, "pyav") as one, open_source(path, "decord") as other:
         for a, b in zip(one.frames(), other.frames(), strict=True):
@@ -51,9 +58,9 @@ def test_decord_and_pyav_give_the_same_bytes_at_the_same_times_and_the_same_step
             assert np.array_equal(a.image, b.image)
         assert other.damage.ok
         # With a rate, decord leaves frames out.
-        for a, b in zip(read_steps(one, 7.3, 2), read_steps(other, 7.3, 2), strict=True):
-            assert (a.index, a.time_s) == (b.index, b.time_s)
-            assert np.array_equal(a.images, b.images)
+        for mine, theirs in zip(read_steps(one, 7.3, 2), read_steps(other, 7.3, 2), strict=True):
+            assert (mine.index, mine.time_s) == (theirs.index, theirs.time_s)
+            assert np.array_equal(mine.images, theirs.images)
 
 
 # Equal frames may hide a loss; in the other two decord's count is wrong.
@@ -64,7 +71,9 @@ LEFT_TO_PYAV = ("a still", "open groups", "open groups of h264")
 @pytest.mark.parametrize(
     "name", ["constant rate", "reordered frames", "late start", "turned", *LEFT_TO_PYAV]
 )
-def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(name, make_clip):
+def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(
+    name: str, make_clip: Callable[..., Path]
+) -> None:
     reader = "pyav" if name in LEFT_TO_PYAV else "decord"
     with open_source(make_clip(name), "decord") as source:
         assert source.info.decoder == "decord"
@@ -74,8 +83,8 @@ def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(na
 
 
 def test_decord_is_refused_where_it_is_missing_and_for_files_that_it_cannot_read_exactly(
-    make_clip, monkeypatch
-):
+    make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in INEXACT:
         with pytest.raises(SourceUnreadable, match="decord cannot read") as caught:
             open_source(make_clip(name), "decord")
@@ -85,7 +94,9 @@ def test_decord_is_refused_where_it_is_missing_and_for_files_that_it_cannot_read
         open_source(make_clip("constant rate"), "decord")
 
 
-def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(make_clip):
+def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(
+    make_clip: Callable[..., Path],
+) -> None:
     with pytest.raises(SourceUnreadable, match="gopher") as caught:
         open_source("gopher://host/video")
     assert "file" in caught.value.hint
@@ -96,8 +107,8 @@ def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(mak
 @needs_decord
 @pytest.mark.parametrize("limit", [5, 30])
 def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(
-    limit, make_clip, monkeypatch
-):
+    limit: int, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("protokv.video.decord_source._CHUNK_BYTES", limit * 128 * 96 * 3)
     with open_source(make_clip("reordered frames"), "decord") as source:
         assert [(number_in(f.image), f.decoder) for f in source.frames()] == [
@@ -106,14 +117,14 @@ def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(decoder, make_clip):
+def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(
+    decoder: Decoder, make_clip: Callable[..., Path]
+) -> None:
     with open_source(make_clip("constant rate"), decoder) as source:
         whole = list(read_steps(source, 5.0, 3))
         for asked in (0, 1, 7, 20):
-            answers = iter([False] * asked)
-            part = list(
-                read_steps(source, 5.0, 3, should_stop=lambda answers=answers: next(answers, True))
-            )
+            answers = partial(next, iter([False] * asked), True)
+            part = list(read_steps(source, 5.0, 3, should_stop=answers))
             assert len(part) < len(whole)
             assert [s.images.tobytes() for s in part] == [
                 s.images.tobytes() for s in whole[: len(part)]
@@ -139,7 +150,9 @@ SOUGHT += [
         *(pytest.param(name, "decord", marks=needs_decord) for name in SOUGHT[:3]),
     ],
 )
-def test_reading_from_a_later_time_begins_with_the_frame_shown_then(name, decoder, make_clip):
+def test_reading_from_a_later_time_begins_with_the_frame_shown_then(
+    name: str, decoder: Decoder, make_clip: Callable[..., Path]
+) -> None:
     with open_source(make_clip(name), decoder) as source:
         whole = [(f.time_s, f.image.tobytes()) for f in source.frames()]
         for start_s in [0.013, 0.4, 1.237, whole[-1][0], whole[-1][0] + 5.0]:
@@ -149,7 +162,9 @@ def test_reading_from_a_later_time_begins_with_the_frame_shown_then(name, decode
             assert source.damage.ok
 
 
-def test_a_closed_source_ends_its_readings_and_refuses_new_ones(make_clip):
+def test_a_closed_source_ends_its_readings_and_refuses_new_ones(
+    make_clip: Callable[..., Path],
+) -> None:
     with open_source(make_clip("constant rate")) as source:
         frames = source.frames()
         next(frames)
@@ -159,7 +174,9 @@ def test_a_closed_source_ends_its_readings_and_refuses_new_ones(make_clip):
         source.frames()
 
 
-def test_a_path_that_is_no_video_is_refused_in_one_line(make_clip, tmp_path):
+def test_a_path_that_is_no_video_is_refused_in_one_line(
+    make_clip: Callable[..., Path], tmp_path: Path
+) -> None:
     whole = make_clip("constant rate").read_bytes()
     (tmp_path / "no-index.mp4").write_bytes(whole[: whole.find(b"moov") - 4])
     (tmp_path / "empty.mp4").write_bytes(b"")
@@ -229,7 +246,7 @@ def test_parts_are_other_sources_and_an_impossible_one_is_refused(clip: Path) ->
 
 
 def test_a_kind_of_source_of_another_package_is_opened_by_its_entry_point(
-    clip: Path, monkeypatch
+    clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("vault", "tests.video.test_sources:open_vault", "protokv.sources")
     monkeypatch.setattr(
@@ -247,8 +264,8 @@ def open_vault(address: str, max_pixels: int | None) -> Source:
 
 @pytest.mark.parametrize("name", ["late start", "avi"])
 def test_a_step_that_is_not_found_again_leads_to_a_reading_from_the_beginning(
-    name, make_clip, monkeypatch
-):
+    name: str, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     with open_source(make_clip(name)) as source:
         whole = list(read_steps(source, 5.0, 1))
@@ -263,7 +280,7 @@ def test_a_step_that_is_not_found_again_leads_to_a_reading_from_the_beginning(
             assert [s.images.tobytes() for s in rest] == [s.images.tobytes() for s in whole[4:]]
 
 
-def test_tags_in_another_encoding_than_utf_8_are_no_reason_to_refuse_a_file(tmp_path):
+def test_tags_in_another_encoding_than_utf_8_are_no_reason_to_refuse_a_file(tmp_path: Path) -> None:
     path = write(Clip([0, 40], suffix="mkv", comment="XYZZYQ"), tmp_path / "x.mkv")
     path.write_bytes(path.read_bytes().replace(b"XYZZYQ", b"X\xff\xfeZYQ"))
     with open_source(path) as source:

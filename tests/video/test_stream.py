@@ -6,13 +6,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
+from protokv.errors import ConfigError, ProtoKVError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source
 from protokv.video.av_source import AVSource
 from tests.video.conftest import STEADY, Clip, number_in, write
@@ -37,7 +37,9 @@ def piped(data: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["transport stream", "matroska in milliseconds", "fragmented"])
-def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(name, make_clip):
+def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(
+    name: str, make_clip: Callable[..., Path]
+) -> None:
     path = make_clip(name)
     with (
         piped(path.read_bytes()) as address,
@@ -53,7 +55,7 @@ def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(name, make_clip):
     assert found[0] == found[1]
 
 
-def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip):
+def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip: Callable[..., Path]) -> None:
     out, into = os.pipe()
     data = make_clip("transport stream").read_bytes()
     threading.Thread(target=os.write, args=(into, data[: len(data) // 2]), daemon=True).start()
@@ -65,7 +67,7 @@ def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip):
     os.close(out)
 
 
-def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(tmp_path):
+def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(tmp_path: Path) -> None:
     path = write(Clip(STEADY, codec="rawvideo"), tmp_path / "x.mov")
     with (
         piped(path.read_bytes()) as address,
@@ -79,13 +81,13 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:/dev/null\n#EXT-
 
 
 @pytest.mark.parametrize("data", [b"", b"no video at all " * 500, b"\x00" * 4096, PLAYLIST])
-def test_a_pipe_without_a_video_is_refused(data):
+def test_a_pipe_without_a_video_is_refused(data: bytes) -> None:
     said = "not a video" if data else "nothing came"
     with piped(data) as address, pytest.raises(SourceUnreadable, match=said):
         open_source(address)
 
 
-def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path):
+def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path: Path) -> None:
     parts = [
         write(Clip(STEADY, suffix="ts", width=w, height=h), tmp_path / f"{w}.ts")
         for w, h in [(128, 96), (64, 48)]
@@ -119,7 +121,7 @@ def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
             server.shutdown()
 
 
-def test_a_video_on_a_web_server_is_read_like_a_file(make_clip):
+def test_a_video_on_a_web_server_is_read_like_a_file(make_clip: Callable[..., Path]) -> None:
     path = make_clip("matroska in milliseconds")
     with served(path.parent) as address, AVSource(f"{address}/{path.name}") as source:
         assert source.info.seekable
@@ -131,7 +133,7 @@ def test_a_video_on_a_web_server_is_read_like_a_file(make_clip):
         assert source.damage.ok
 
 
-def test_a_missing_address_is_not_found_and_its_error_has_no_secret(tmp_path):
+def test_a_missing_address_is_not_found_and_its_error_has_no_secret(tmp_path: Path) -> None:
     with served(tmp_path) as address, pytest.raises(SourceNotFound) as caught:
         AVSource(address.replace("//", "//user:s3cret@") + "/no.mp4?token=s3cret")
     assert "s3cret" not in caught.value.message + str(caught.value.__cause__) + str(
@@ -140,7 +142,7 @@ def test_a_missing_address_is_not_found_and_its_error_has_no_secret(tmp_path):
     assert caught.value.__suppress_context__
 
 
-def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart():
+def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart() -> None:
     # FFmpeg says "Input/output error", which would be tried again for ever.
     with pytest.raises(
         SourceNotFound, match=r"nothing answers at rtsp://no\.invalid/x: its host is not known"
@@ -152,10 +154,10 @@ def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart()
         AVSource("rtsp://u:s3cret@127.0.0.1:9/x")
     assert caught.value.hint
     # Of a wheel of PyAV; a build of one's own may have it.
-    with pytest.raises((ConfigError, SourceUnreadable)) as caught:
+    with pytest.raises((ConfigError, SourceUnreadable)) as refused:
         AVSource("srt://127.0.0.1:9", timeout_s=1.0)
-    if isinstance(caught.value, ConfigError):
-        assert "protokv ingest -" in caught.value.hint
+    if isinstance(refused.value, ConfigError):
+        assert "protokv ingest -" in refused.value.hint
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="says what Linux has")
@@ -168,15 +170,17 @@ def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart()
         ("/dev/video77", SourceNotFound, "/dev/video77", "device"),
     ],
 )
-def test_a_missing_screen_or_a_device_of_another_system_is_named(source, error, said, hint):
+def test_a_missing_screen_or_a_device_of_another_system_is_named(
+    source: str, error: type[ProtoKVError], said: str, hint: str
+) -> None:
     with pytest.raises(error, match=said) as caught:
         AVSource(source)
     assert hint in caught.value.hint
 
 
 def test_frames_after_a_loss_have_the_size_of_those_before_and_too_large_ones_are_refused(
-    make_clip,
-):
+    make_clip: Callable[..., Path],
+) -> None:
     data = make_clip("transport stream").read_bytes()
     with piped(data) as address, AVSource(address, size=(32, 48)) as source:
         assert next(source.frames()).image.shape == (48, 32, 3)

@@ -35,7 +35,9 @@ def read_both(path: Path) -> Iterator[tuple[list[float], list[int], Source]]:
 @pytest.mark.parametrize(
     ("codec", "rate"), [("libx264", 8), ("libx264", 50), ("libx265", 25), ("mjpeg", 25)]
 )
-def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp_path):
+def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(
+    codec: str, rate: int, tmp_path: Path
+) -> None:
     form = {"libx264": "h264", "libx265": "hevc"}.get(codec, codec)
     options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
     pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
@@ -55,8 +57,8 @@ def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp
     [("ts", 2, 0.0), ("ts", 3, 0.0), ("ts", 3, 2.44), ("mkv", 2, 0.0)],
 )
 def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(
-    suffix, parts, audio_s, tmp_path
-):
+    suffix: str, parts: int, audio_s: float, tmp_path: Path
+) -> None:
     path = write(Clip(STEADY, suffix=suffix, audio_s=audio_s), tmp_path / f"a.{suffix}")
     joined = tmp_path / f"b.{suffix}"
     joined.write_bytes(path.read_bytes() * parts)
@@ -99,7 +101,9 @@ OTHER_PIDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", OTHER_PIDS)
-def test_a_recording_that_changes_its_pid_or_codec_goes_on_or_says_what_is_left(change, tmp_path):
+def test_a_recording_that_changes_its_pid_or_codec_goes_on_or_says_what_is_left(
+    change: str, tmp_path: Path
+) -> None:
     for times, _, source in read_both(join_later(tmp_path, **OTHER_PIDS[change])):
         if change.startswith("pid"):
             assert times[-1] - times[0] == pytest.approx(121 * 0.04, abs=0.2)
@@ -122,7 +126,7 @@ PAUSES = {
 
 @pytest.mark.parametrize("suffix", ["ts", "mkv", "mp4", "parts.mp4"])
 @pytest.mark.parametrize("name", PAUSES)
-def test_a_long_pause_stays_as_it_is(name, suffix, tmp_path):
+def test_a_long_pause_stays_as_it_is(name: str, suffix: str, tmp_path: Path) -> None:
     mux = {"movflags": "frag_keyframe+empty_moov"} if suffix == "parts.mp4" else {}
     clip = Clip(PAUSES[name], suffix=suffix, options={"bf": "0"}, mux=mux)
     for times, _, source in read_both(write(clip, tmp_path / f"x.{suffix}")):
@@ -131,7 +135,7 @@ def test_a_long_pause_stays_as_it_is(name, suffix, tmp_path):
         assert source.notes == ()
 
 
-def test_hidden_frames_of_vp9_are_not_awaited(tmp_path):
+def test_hidden_frames_of_vp9_are_not_awaited(tmp_path: Path) -> None:
     """Encoders on chips put them into packets of their own, with times of their own."""
     path = write(
         Clip(STEADY, suffix="webm", codec="libvpx-vp9", options={"cpu-used": "8"}),
@@ -161,7 +165,9 @@ def test_hidden_frames_of_vp9_are_not_awaited(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
-def test_pictures_that_begin_late_begin_late_and_words_keep_their_distance(suffix, tmp_path):
+def test_pictures_that_begin_late_begin_late_and_words_keep_their_distance(
+    suffix: str, tmp_path: Path
+) -> None:
     """As in players, stream time begins with the sound; a file of words beside the video counts
     from there.
     """
@@ -217,7 +223,9 @@ def test_a_track_has_equal_lines_in_every_container(
 @pytest.mark.parametrize(
     ("suffix", "codec"), [("mp4", "mov_text"), ("mkv", "srt"), ("a.mkv", "ass"), ("mkv", "webvtt")]
 )
-def test_what_stands_behind_a_byte_of_0_in_a_packet_is_not_said(suffix, codec, tmp_path):
+def test_what_stands_behind_a_byte_of_0_in_a_packet_is_not_said(
+    suffix: str, codec: str, tmp_path: Path
+) -> None:
     path = write_subtitled(tmp_path / f"x.{suffix}", {"eng": [(0.5, 1.5, "first QDTG1")]}, codec)
     path.write_bytes(path.read_bytes().replace(b" QDTG1", b"\0QDTG1"))
     with open_source(path) as source:

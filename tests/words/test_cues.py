@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.video.source import SubtitleLine
-from protokv.words import Cue, Subtitles
-from protokv.words.cues import _MOST_OF_STEP, make_cues
+from protokv.words.cues import _MOST_OF_STEP, Cue, Subtitles, make_cues
 
 times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
 

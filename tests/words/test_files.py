@@ -152,7 +152,9 @@ HARM = [
 
 @pytest.mark.parametrize("unit", HARM)
 @pytest.mark.parametrize("form", ["srt", "vtt", "ass"])
-def test_a_line_made_to_do_harm_takes_no_quadratic_time(form: str, unit: str, tmp_path: Path):
+def test_a_line_made_to_do_harm_takes_no_quadratic_time(
+    form: str, unit: str, tmp_path: Path
+) -> None:
     """Sixteen times as much text takes far less than 256 times as long: it takes hours else."""
     said = unit * (2_000_000 // len(unit))
     begun = "0:00:01.0,0:00:02.0,0,"
@@ -185,7 +187,7 @@ def test_a_line_made_to_do_harm_takes_no_quadratic_time(form: str, unit: str, tm
 )
 def test_tags_are_tags_only_where_a_format_has_them_and_nothing_stands_behind_a_zero(
     form: str, text: str, said: str, tmp_path: Path
-):
+) -> None:
     if form == "ass":
         line = f"0:00:01.0,0:00:02.0,0,{text}"
         file = DIALOGUE.format("Start, End, Layer, Text", line, line, "")
@@ -246,7 +248,9 @@ def test_what_holds_no_line_is_one_error(data: bytes, tmp_path: Path) -> None:
         ("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000, 1, "only its first"),
     ],
 )
-def test_what_is_missing_or_beyond_a_bound_is_said(text, n, lost, tmp_path, monkeypatch):
+def test_what_is_missing_or_beyond_a_bound_is_said(
+    text: str, n: int, lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "MOST_TRACK_LINES", 5)
     monkeypatch.setattr(files, "MOST_CHARACTERS", 10_000)
     (tmp_path / "x.vtt").write_text(text)

@@ -2,6 +2,7 @@
 or change.
 """
 
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
-from protokv.ingestion import IngestEvent, IngestStarted, IngestSummary, WordsLost, ingest_events
+from protokv.ingestion import IngestStarted, IngestSummary, WordsLost, ingest_events
 from protokv.state.reader import StateReader, load_state
 from protokv.video import open_source
 from protokv.words.find import find_subtitles
@@ -20,6 +21,7 @@ from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
 from tests.video.test_stream import piped
 from tests.words.subtitled import write_subtitled
+from tests.words.test_transcript import transcript_of
 
 SRT = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
 
@@ -39,12 +41,20 @@ def video(clip: bytes, tmp_path: Path) -> Path:
 
 def watch(
     source: Path | str, subtitles: str = "auto", state: Path | None = None, **options: Any
-) -> dict[type, IngestEvent]:
+) -> dict[type, Any]:
+    """Ingest; return the last event of each type."""
     state = state or Path(source).with_suffix(".safetensors")
     options = {"backbone": MockBackbone(), "subtitles": subtitles, **options}
     return {
         type(event): event for event in ingest_events(source, state, CONFIGS["durable"], **options)
     }
+
+
+def source_of(state: Path) -> Mapping[str, Any]:
+    """The record of the source of a state."""
+    source = StateReader.open(state).header.source
+    assert source is not None
+    return source
 
 
 def found(video: Path, choice: str = "auto") -> str | None:
@@ -114,9 +124,9 @@ def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(
 ) -> None:
     state = video.with_suffix(".safetensors")
     assert watch(video)[IngestStarted].words == "text track 1 (ger)"
-    assert StateReader.open(state).header.source["words"]["kind"] == "track"
+    assert source_of(state)["words"]["kind"] == "track"
     watch(video, "off", overwrite=True)
-    assert "words" not in StateReader.open(state).header.source
+    assert "words" not in source_of(state)
     (tmp_path / "talk.srt").write_text(SRT.format("beside"))
     assert watch(video, overwrite=True)[IngestStarted].words == "talk.srt"
     assert watch(video)[IngestStarted].how == "finished"
@@ -173,7 +183,7 @@ def test_a_run_in_parts_hears_what_a_whole_run_hears(
     watch(video, "en", parts, backbone=tiny)
     assert parts.read_bytes() == whole.read_bytes()
     session = protokv.load(whole, tiny)
-    assert [line.text for line in session.transcript.lines] == ["a track"]
+    assert [line.text for line in transcript_of(session).lines] == ["a track"]
     in_use = int((session.tensors()["words.near.step"] >= 0).sum())
     report = session.memory.report()
     assert in_use == report["words_tokens_in_use"] > 0
@@ -206,5 +216,6 @@ def test_a_state_without_words_takes_none_later_and_says_so(
             address, str(longer.with_suffix(".srt")), tmp_path / "piped.safetensors", backbone=tiny
         )
     assert [
-        line.text for line in protokv.load(tmp_path / "piped.safetensors", tiny).transcript.lines
+        line.text
+        for line in transcript_of(protokv.load(tmp_path / "piped.safetensors", tiny)).lines
     ] == ["a file"]

@@ -84,6 +84,7 @@ def write_whisper(folder: Path) -> Path:
     end = ids[SPECIAL[0]]
     first = ids[SPECIAL[1]]
     times = ids[SPECIAL[-1]]
+    assert times is not None
     sizes = {"layers": 2, "attention_heads": 2, "ffn_dim": 32}
     shape = {
         f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()
@@ -201,7 +202,10 @@ def test_times_that_a_model_leaves_out_or_puts_behind_the_sound_end_with_the_pie
         (" is.", (9.0, 7.0)),
         (" ...", (1.0, 2.0)),
     ]
-    chunks = {"text": "", "chunks": [{"text": text, "timestamp": at} for text, at in times]}
+    chunks: dict[str, object] = {
+        "text": "",
+        "chunks": [{"text": text, "timestamp": at} for text, at in times],
+    }
 
     class Model(SimpleNamespace):
         def __call__(

@@ -12,17 +12,28 @@ from torch import Tensor
 
 import protokv
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
-from protokv.words import Subtitles, transcript
-from protokv.words.cues import Cue
+from protokv.stream.session import Session
+from protokv.words import transcript
+from protokv.words.cues import Cue, Subtitles
 from tests.conftest import random_frames
 from tests.core.streams import same
 
 SAID = {1: ["two three"], 2: ["red star ?", "blue"], 5: ["ring\x1b[31m"], 7: ["last one"]}
+
+
+def transcript_of(session: Session) -> transcript.Transcript:
+    """The transcript of a session that has one."""
+    held = session.transcript
+    assert isinstance(held, transcript.Transcript)
+    return held
+
+
+def lines_of(session: Session) -> list[Any]:
+    return list(transcript_of(session).lines)
 
 
 def start(backbone: Backbone, config: MemoryConfig) -> Session:
@@ -52,12 +63,12 @@ def test_every_memory_takes_words_and_goes_on_byte_for_byte(
     resumed = watch(protokv.load(tmp_path / "a.safetensors", tiny), 4, 9)
     assert resumed.clock == whole.clock
     assert same(resumed.tensors(), whole.tensors())
-    assert resumed.transcript.lines == whole.transcript.lines
+    assert lines_of(resumed) == lines_of(whole)
     assert torch.isfinite(whole.prefill("what is the first star ?")).all()
 
 
 def test_lines_have_the_times_of_their_steps_and_plain_text(state: Path, tiny: Backbone) -> None:
-    lines = protokv.load(state, tiny).transcript.lines
+    lines = lines_of(protokv.load(state, tiny))
     assert [(line.step, line.start_s, line.end_s) for line in lines] == [
         (n, n, n + 1) for n in SAID
     ]
@@ -108,7 +119,7 @@ def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
         places.append(session.position_steps([tokens], [float(step)])[0].positions)
         session.take([tokens], [float(step)])
     for step, where in enumerate(places):
-        found = tiny.stream_times(where, session.clock, session.transcript.breaks())
+        found = tiny.stream_times(where, session.clock, transcript_of(session).breaks())
         assert (found.floor() == step).all(), step
 
 
@@ -117,12 +128,12 @@ def test_a_transcript_of_any_length_is_bounded(
 ) -> None:
     monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", 80)
     session = watch(start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
-    assert [line.step for line in session.transcript.lines] == [5, 7]
+    assert [line.step for line in lines_of(session)] == [5, 7]
     monkeypatch.setattr(
         transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES + 40
     )
     session.watch(random_frames(8), words=["two " * 9999])
-    (line,) = session.transcript.lines
+    (line,) = lines_of(session)
     assert (line.step, len(line.text)) == (8, transcript.MOST_TRANSCRIPT_LINE_BYTES)
     forged = torch.frombuffer(bytearray(rb'[0,0.0,1.0,9,"a\u001b[31mb"]'), dtype=torch.uint8)
     assert transcript.Transcript.of({"transcript.lines": forged}).lines[0].text == "a [31mb"

@@ -1,9 +1,10 @@
 """`DurableBank`: the prototypes of `durable`, in one row each, so that a step reads and writes few
-tensors.
+tensors. `QuantizedBank` rounds their centres to 8 bits, and holds each number once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.core.near import KVSlots
+from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, count_bytes
+from protokv.device.arrays import slice_rows, write_rows_
 from protokv.memories.durable.quantized import (
     count_features_per_scale,
     dequantize_vectors,
@@ -25,6 +28,7 @@ MOST_PROTOTYPE_NUMBER: Final = 2_000_000_000
 """The greatest mass, step and position of a prototype: int32 has it, even after a mean in
 float32.
 """
+_ROWS_AT_ONCE: Final = 2**16  # prototypes that are decoded at once to save or to take a state
 
 
 class DurableBank(PrototypeBank):
@@ -94,14 +98,21 @@ class DurableBank(PrototypeBank):
 
 
 class QuantizedBank(DurableBank):
-    """A bank whose centres are quantized: whole numbers of powers of two, of which it has a
-    float32's exponents.
+    """A bank whose centres are whole numbers of powers of two (`quantized`).
+
+    It holds the codes of keys. Values are held decoded alone, in the slots that attention reads:
+    they are not rotated, and a code times a power of two is exact in the dtype of a model. A state
+    has their codes, which are read off the slots.
     """
 
     key_codes: Tensor  # `[L, H, K, D]` int8
-    key_exponents: Tensor  # `[L, H, K, D / g]` uint8
-    value_codes: Tensor
-    value_exponents: Tensor
+    key_exponents: Tensor  # `[L, H, K, D / g]` uint8, powers of two plus 127
+
+    def __init__(self, shape: MemoryShape, prototypes: int, slots: KVSlots) -> None:
+        """Make a bank of free prototypes, whose values are those of the far `slots`."""
+        super().__init__(shape, prototypes)
+        self._slots = slots
+        self._values = slots.flat[1]
 
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
@@ -128,27 +139,85 @@ class QuantizedBank(DurableBank):
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
         *slots, features = size
-        self._together = count_features_per_scale(shape.head_size)
-        codes = torch.zeros(size, dtype=torch.int8, device=shape.device)
-        exponents = torch.zeros(
-            *slots, features // self._together, dtype=torch.uint8, device=shape.device
+        D = shape.head_size
+        self._together = count_features_per_scale(D)
+        self.key_codes = torch.zeros(*slots, D, dtype=torch.int8, device=shape.device)
+        self.key_exponents = torch.zeros(
+            *slots, D // self._together, dtype=torch.uint8, device=shape.device
         )
-        self.key_codes, self.value_codes = codes.chunk(2, -1)
-        self.key_exponents, self.value_exponents = exponents.chunk(2, -1)
-        self._codes = codes.flatten(0, 2)
-        self._exponents = exponents.flatten(0, 2)
+        self._codes = self.key_codes.flatten(0, 2)
+        self._exponents = self.key_exponents.flatten(0, 2)
         self._features = make_feature_dither(features, shape.device)
+        for name in ("value_codes", "value_exponents"):
+            delattr(self, name)
+        self._names = [name for name in self._names if not name.startswith("value_")]
 
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""
+        values = self._values.index_select(0, self._find_slots(rows))
+        return torch.cat((self.read_keys(rows), values.float()), 1)
+
+    def read_keys(self, rows: Tensor) -> Tensor:
+        """Return the keys of prototypes `rows` `[m]`, `[m, D]` float32."""
         return dequantize_vectors(
             self._codes.index_select(0, rows), self._exponents.index_select(0, rows)
         )
+
+    def _find_slots(self, rows: Tensor) -> Tensor:
+        return self._slots.find_far(rows, self.mass.shape[2]).squeeze(1)
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Round centres and write them; return them as they were rounded."""
         offsets = make_dither_offsets(mass, self._features)
         codes, exponents, powers = quantize_vectors(centers, self._together, offsets)
-        self._codes.index_copy_(0, rows, codes.to(torch.int8))
-        self._exponents.index_copy_(0, rows, exponents)
-        return scale_codes(codes, powers)
+        D = self._codes.shape[1]
+        write_rows_(self._codes, rows, codes[:, :D].to(torch.int8))
+        self._exponents.index_copy_(0, rows, exponents[:, : self._exponents.shape[1]])
+        rounded = scale_codes(codes, powers)
+        self._write_values(rows, rounded[:, D:])
+        return rounded
+
+    def _write_values(self, rows: Tensor, values: Tensor) -> None:
+        """Write decoded values, and change them to those that the slots hold."""
+        new = values.to(self._values.dtype)
+        if new.dtype == torch.float16:
+            # Its range is that of no other dtype: what is outside is rounded once more.
+            limit = torch.finfo(new.dtype).max
+            new.clamp_(-limit, limit)
+            values.copy_(new)
+        write_rows_(self._values, self._find_slots(rows), new)
+
+    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield parts of all prototypes, and their rows."""
+        line = torch.arange(len(self.rows), device=self.rows.device)
+        for some in slice_rows(len(line), _ROWS_AT_ONCE):
+            yield some, line[some]
+
+    def nbytes(self) -> dict[str, int]:
+        """Return its bytes; those of values are counted with the slots."""
+        return {"bank": count_bytes(*super().live_tensors().values())}
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """Return its part of the state; codes of values are made for it."""
+        found = super().live_tensors()
+        codes = torch.empty_like(self.key_codes)
+        exponents = torch.empty_like(self.key_exponents)
+        half = torch.tensor(0.5, device=codes.device)
+        for some, rows in self._parts():
+            values = self._values.index_select(0, self._find_slots(rows)).float()
+            # A number that was rounded once stays as it is.
+            new, powers, _ = quantize_vectors(values, self._together, half.expand_as(values))
+            codes.view(-1, values.shape[1])[some] = new.to(torch.int8)
+            exponents.view(-1, powers.shape[1])[some] = powers
+        return found | {"bank.value_codes": codes, "bank.value_exponents": exponents}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state."""
+        for name, held in super().live_tensors().items():
+            held.copy_(tensors[name])
+        codes = tensors["bank.value_codes"].flatten(0, 2)
+        exponents = tensors["bank.value_exponents"].flatten(0, 2)
+        for some, rows in self._parts():
+            values = dequantize_vectors(codes[some], exponents[some])
+            self._write_values(rows, values.to(rows.device))
+        self._touched = None

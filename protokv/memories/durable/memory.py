@@ -25,7 +25,7 @@ from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import WordMemory
 
 
-class DurableMemory(PrototypeMemory):
+class DurableMemory(PrototypeMemory[DurableConfig]):
     """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge
     what is redundant.
     """
@@ -51,7 +51,7 @@ class DurableMemory(PrototypeMemory):
             slots = WordMemory.cut_slots(self._slots, words.prototypes)
             self._words = WordMemory(DurableMemory(words, shape, rotary, within=slots))
 
-    def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
+    def new_slots(self, config: DurableConfig, shape: MemoryShape) -> KVSlots:
         """Return the slots, with some for words if the stream has any."""
         words = config.of_words()
         if words is None:
@@ -61,7 +61,7 @@ class DurableMemory(PrototypeMemory):
         return slots
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the tensors of every memory of this kind, and the same of words."""
         words = config.of_words()
         return (
@@ -120,8 +120,20 @@ class DurableMemory(PrototypeMemory):
             found["context"] += self._words.memory.nbytes()["context"]
         return found
 
-    @staticmethod
-    def bank_type(config: Any) -> type[PrototypeBank]:
+    def make_bank(self, config: DurableConfig, shape: MemoryShape) -> PrototypeBank:
+        """Return an empty bank, which holds values in the slots if they are rounded."""
+        if config.center_bits == 8:
+            return QuantizedBank(shape, config.prototypes, self._slots)
+        return DurableBank(shape, config.prototypes)
+
+    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        bank = self._bank
+        if isinstance(bank, QuantizedBank):
+            return bank.read_keys(rows)[:, None], None
+        return super()._pseudo_tokens(rows)
+
+    @classmethod
+    def bank_type(cls, config: DurableConfig) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
         return QuantizedBank if config.center_bits == 8 else DurableBank
 

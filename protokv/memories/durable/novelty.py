@@ -1,27 +1,25 @@
-"""`NoveltyCounts`: which heads see almost only new tokens, and which of the newest and first these
-keep from merging.
+"""`NoveltyCounts`: finds heads that see almost only new tokens, and keeps some of these exact.
 
-Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit:
-the rule would average tokens that have nothing in common, and lose the present without winning the
-past. So each head counts how many tokens of a step come again in the next one: where the squared
-distance to the nearest value of the next step is at most `SAME_TOKEN_SHARE` of the mean square of
-those values. A camera gives the last view again; a text does not. The counts know nothing of the
-bank: a small bank forgets what a stream repeats.
+The merging rule keeps distinct tokens while they fit. If nothing repeats they never fit: the rule
+would average tokens that have nothing in common, and lose the present without winning the past. So
+each head counts how many tokens of a step come again in the next one. A token comes again if its
+squared distance to the nearest value of the next step is at most `SAME_TOKEN_SHARE` of the mean
+square of those values. A camera gives the last view again; a text does not. The counts do not
+depend on the bank, since a small bank forgets what a stream repeats.
 
-Where more than `_SOME_NEW` of the tokens are new, the newest ones do not merge while others are
-left: an eighth of the stream so far, at least half of the budget, and less of it below `_ALL_NEW`.
-Nor do the tokens of the first steps. They get the room that is left, and at most half of the bank.
-A token that stays exact is worth more than a mean of tokens that have nothing in common. There a
-merged prototype stands at the mean position of its tokens, which have no other place in common.
-Where the stream repeats itself, as video does, none of this happens. `samples/studies/language/`
-measures what it brings.
+If more than `_SOME_NEW` of the tokens are new, the newest ones do not merge while others are left:
+an eighth of the stream so far, at least half of the budget, and less of it below `_ALL_NEW`. The
+tokens of the first steps do not merge either. They get the room that is left, and at most half of
+the bank. A token that stays exact is worth more than a mean of tokens that have nothing in common.
+In such a head a merged prototype stands at the mean position of its tokens. None of this happens if
+the stream repeats itself, as video does. `samples/studies/language/` measures what it brings.
 
 For words (`keeps` is "spread") the rule keeps whole cues from all of the stream, not the newest
 tokens. It takes as many as there is room for: first cue 0, then the cues whose numbers a high power
 of two divides. When there is less room, every other cue goes. So a spread needs no record.
 
-A budget of one step or less has no room for a past next to the present: there the newest tokens
-always stay.
+A budget of one step or less has no room for a past next to the present: the newest tokens always
+stay.
 """
 
 from __future__ import annotations
@@ -43,25 +41,25 @@ SAME_TOKEN_SHARE: Final = 0.8
 _SOME_NEW = 0.2
 _ALL_NEW = 0.3
 _PRESENT: Final = 8
-# Above the exponent of any step.
+# The exponent of cue 0, above that of any other.
 _FIRST: Final = 50
 NOVELTY_NUMBERS: Final = 7
 """How many numbers the host tells the device in a step."""
-# Counts begin as if so many repeats had been seen: a few steps say little.
+# Counts start as if so many repeats had been seen (a prior), since a few steps say little.
 _AT_FIRST: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class MergeExclusions:
-    """What is kept from merging in a step, of B heads.
+    """Which points of B heads a step keeps from merging.
 
     Attributes:
         step: `[]` int64, the number of the step.
-        share: `[B, 1]` float64, which part of the present is kept: 0 where the stream repeats
+        share: `[B, 1]` float64, the part of the present that is kept; 0 if the stream repeats
             itself.
-        first: `[B, 1]`, the last of the first steps that are kept.
-        newest: `[B, 1]`, the turn above which prototypes are kept.
-        spread: whether turns are those of words.
+        first: `[B, 1]`, points of this step or an earlier one are kept.
+        newest: `[B, 1]`, points of a later step than this are kept, or words of a higher turn.
+        spread: whether the points are words, which have turns.
     """
 
     step: Tensor
@@ -71,22 +69,21 @@ class MergeExclusions:
     spread: bool
 
     def at(self, heads: slice) -> MergeExclusions:
-        """Return those of some heads."""
+        """Return the exclusions of some heads."""
         return MergeExclusions(
             self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread
         )
 
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
-        """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are
-        left; of those of no mass any."""
+        """Return True for points, with `last_step` and `mass` `[B, n]`, that must not merge while
+        others can. Points of mass 0 may get any value.
+        """
         turn = _turn(last_step, mass) if self.spread else last_step
         return (last_step <= self.first) | (turn > self.newest)
 
 
 class NoveltyCounts(StateTensors):
-    """Counts of B = L * H heads: the tokens compared with the next step, and of these, those that
-    came again.
-    """
+    """Counts, of B = L * H heads, tokens compared with the next step, and how many came again."""
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
         self._config = config
@@ -120,11 +117,15 @@ class NoveltyCounts(StateTensors):
         return self._numbers(move.step, leaving) if leaving else ()
 
     def limits(self, told: Tensor, tokens: int, came: Tensor) -> MergeExclusions:
-        """Return what is kept while `tokens` enter the bank, as was told; `came` `[B]` counts those
-        before.
+        """Return what is kept while so many `tokens` enter the bank.
+
+        Args:
+            told: the numbers of `tell`, on the device.
+            tokens: how many enter.
+            came: `[B]` int64, how many entered before.
         """
         share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
-        # Of the tokens that came so far the share that one step may keep.
+        # The share of one token among those that came so far.
         pace = share / (came[:, None] + tokens)
         first, newest = torch.addcmul(told[3:5], pace, told[5:]).chunk(2, 1)
         spread = self._config.keeps == "spread"
@@ -140,8 +141,9 @@ class NoveltyCounts(StateTensors):
         return MergeExclusions(told[2].long(), share, first, newest, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
-        """Return scale and offset of the share, the step, of the first and of the newest steps that
-        are kept the bounds, and by how much a pace moves these."""
+        """Return seven numbers: scale and offset of the share; the step; the bounds for first and
+        for newest steps at pace 0; and the slopes of these two bounds over the pace.
+        """
         config = self._config
         K = self._config.prototypes
         scale = 1 / ((self._seen + _AT_FIRST) * (_ALL_NEW - _SOME_NEW))
@@ -153,7 +155,7 @@ class NoveltyCounts(StateTensors):
             return *share, -1, step - max(1, K // tokens), 0, 0
         present = max(config.merged_budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
         present = max(0.0, min(present, most))
-        # The first step left the near window when it was full; its time is that.
+        # The first step entered the bank when the near window was full.
         begin = config.near_tokens // tokens
         steps = step - begin + 2
         return *share, begin - 1, step, min(K / 2, most - present) * steps, -present * steps

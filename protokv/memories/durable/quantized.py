@@ -4,10 +4,10 @@
 (OCP Microscaling Formats 1.0, 2023), which needs no fitted codebook.
 
 A centre that has moved is rounded again. A heavy one moves by less than half a unit at a time, so
-rounding to nearest would stop it. From mass 2 on a number is therefore rounded up as often as its
-fraction says, by a sequence over mass and feature that fills the unit interval evenly (R2: Roberts,
-2018). Any other unit than a power of two would change with the centre, and all of its numbers would
-be rounded again. `samples/studies/harder/` measures what that keeps.
+rounding to nearest would stop it. So from mass 2 on a number is rounded up as often as its fraction
+says, by a sequence over mass and feature that fills the unit interval evenly (R2: Roberts, 2018).
+The unit is a power of two: any other would change with the centre, and all of its numbers would be
+rounded again. `samples/studies/harder/` measures what this keeps.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import Tensor
 
 _SHARED_FEATURES: Final = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
-# A float32 has 23 bits below its exponent. The unit is the least power of two of which the greatest
-# number is at most 127 times: 6 below its exponent, or 5 where its first bits are above 127 / 64,
-# which the addition carries over.
+# The unit is the smallest power of two with greatest number / unit <= 127. Its exponent is that of
+# the greatest number less 6, or less 5 if the mantissa is above 127 / 64. `_TO_UNIT` is added to
+# the bits of the float32, whose exponent stands above 23 bits: the carry handles both cases.
 _SHIFT: Final = 23
 _TO_UNIT: Final = (1 << _SHIFT) - (63 << (_SHIFT - 6)) - 1 - (6 << _SHIFT)
 _EXPONENT = 255 << _SHIFT
 _INVERSE = 254 << _SHIFT
-# In units of 2**-32: 1 / g and 1 / g**2, where g**3 = g + 1. The first is below 0 in int32, whose
-# sums wrap around.
+# The steps of R2, 1 / g and 1 / g**2 with g**3 = g + 1, in units of 2**-32. Sums wrap around in
+# int32, in which the first one is below 0.
 _BY_MASS = 3242174889 - 2**32
 _BY_FEATURE = 2447445414
-# 17 bits of these, as many as a float32 below 127 has after the point: with more, a sum would be
-# rounded up.
+# The mask of the highest 17 bits: a float32 below 127 has as many after the point. With more bits a
+# sum would be rounded up.
 _LEVELS: Final = -(1 << 15)
 
 
@@ -51,7 +51,7 @@ def quantize_vectors(
     become 0.
     """
     parts = vectors.reshape(*vectors.shape[:-1], -1, together)
-    # The norm of most power says the same, and takes a CPU twenty times as long.
+    # The infinity norm is the same number, and takes a CPU twenty times as long.
     powers = (parts.abs().amax(-1).view(torch.int32) + _TO_UNIT).clamp_(min=0) & _EXPONENT
     one_over = (_INVERSE - powers).view(torch.float32)
     codes = torch.addcmul(offsets.view_as(parts), parts, one_over[..., None]).floor_()

@@ -1,14 +1,14 @@
-"""`RepeatWeights`: what stays in view enters the bank once, exactly, and counts more than what
-passes.
+"""`RepeatWeights`: what stays in view enters the bank once, exactly, and weighs more than the rest.
 
 A token repeats the one that the step before had in the same place, if their values in the first
-layer are equal. These come from the embedding alone; deep in a model a second sight is another
-token, as the model has read the first. A mean of both is neither, so repeats stay in the near
-window and never enter the bank. Their first sight enters with mass `_SEEN_AGAIN`, or 2 where the
-tokens of this stream were seen 2.5 times at most, on average; more would do harm.
-`samples/studies/language/` measures what that brings. In a shallow model a second sight merged with
-the first costs nothing, and its mass says how long it was there: the rule acts from
-`DEEP_MODEL_LAYERS` layers on.
+layer are equal. These values come from the embedding alone. Deep in a model a second sight is
+another token, as the model has read the first, and a mean of both is neither. So repeats stay in
+the near window and never enter the bank. Their first sight enters with mass `_SEEN_AGAIN`, or with
+mass 2 if tokens of this stream were seen 2.5 times at most, on average; more would do harm.
+`samples/studies/language/` measures what this brings.
+
+In a shallow model a second sight is the first but for .003 of its norm, and merges with it at no
+loss. So the rule acts from `DEEP_MODEL_LAYERS` layers on.
 
 The weights of the tokens in the near window wait here, in the order of the stream, until the tokens
 leave it.
@@ -36,7 +36,7 @@ DEEP_MODEL_LAYERS: Final = 12
 """The rule acts in models of so many layers, or more. Values of a second sight differ from those of
 the first by up to .003 of their squared norm in the embedded models, which have 4 and 8 layers, and
 by .05 to .6 from the fourth layer of SmolLM2 on, which has 30."""
-# Values that differ by at most this share of their norm are equal but for rounding.
+# Values are equal but for rounding if they differ by at most this share of their norm.
 _ROUNDING: Final = 2.0**-12
 
 
@@ -47,7 +47,7 @@ class RepeatWeights:
 
     def __init__(self, near_tokens: int, shape: MemoryShape) -> None:
         self._most = near_tokens
-        # Of as many tokens as there are in the window.
+        # One weight for each token in the window.
         self._weights = self._rest = torch.ones(0, dtype=torch.int64, device=shape.device)
 
     @staticmethod
@@ -81,12 +81,12 @@ class RepeatWeights:
         leaving = tokens.keys.shape[1]
         mass = self._weights[:leaving]
         left = self._weights[leaving:]
-        # As many as before are where those were: a step that is replayed finds them there.
+        # If their number is unchanged, the buffer is used again: a graph knows its address.
         self._weights = self._rest = (
             self._rest.copy_(left) if len(left) == len(self._rest) else left.clone()
         )
-        # As if a step had come first whose tokens were seen so often: the first one of a stream
-        # tells nothing yet.
+        # The counts start as if one step had been seen `_SEEN_AGAIN` times (a prior): the first
+        # step of a stream tells nothing yet.
         entered = bank.opened[0, 0] + leaving
         repeats = bank.absorbed[0, 0] + leaving * (_SEEN_AGAIN - 1)
         most = torch.where(repeats * 2 > entered * 3, _SEEN_AGAIN, 2)
@@ -106,8 +106,7 @@ class RepeatWeights:
 def find_repeats(before: ExactTokens, step: StepKV) -> Tensor:
     """Return which tokens of a step repeat those of the last one, `[T]` bool.
 
-    Compared are the last tokens of both: of a step larger than the near window they are all that is
-    held.
+    The last tokens of both are compared: a near window that is smaller than a step holds no more.
     """
     T = len(step.positions)
     n = min(len(before), len(step.positions))

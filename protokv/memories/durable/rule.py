@@ -1,33 +1,43 @@
 """`DurableRule`: as many points go as tokens came. One rule for every size of bank.
 
-Ours, not the paper's, where every token goes into an existing prototype and a brief, distinct token
-is averaged away. Here distinct tokens stay and redundant ones merge, with no threshold and no rate.
-Age plays no part.
+It is ours, not the paper's. There every token goes into an existing prototype, and a brief,
+distinct token is averaged away. Here distinct tokens stay and redundant ones merge, with no
+threshold and no rate. Age plays no part.
 
-The T tokens that leave the near window, and C prototypes that may have cheap merges, are the points
-of a step. T of them go, each into the nearest heavier one that stays; the C that stay take the
-slots of the C prototypes. A cluster is the mean of its members, and stands where its newest one
-does. `samples/studies/delay/` measures what that keeps.
+A step has points: the T tokens that leave the near window, and C prototypes that may have cheap
+merges. T of the points go, each into the nearest heavier one that stays. The C that stay take the
+slots of the C prototypes. A cluster is the mean of its members, each as heavy as its mass, and
+stands where its newest member does. `samples/studies/delay/` measures what this keeps.
 
-Who goes is found in two rounds. In each every point proposes to go into its nearest heavier one, at
-Ward's cost w v / (w + v) |f - g|^2 (1963; f = [key; value], the key without rotation). It waits
-where its goal goes itself at a lower cost. In the first the T cheapest go, but for those that wait;
-in the second the cheapest of the others, as many as are missing, where the cost of one that waits
-counts `WAITING_COST_FACTOR` times, as what it would go into is farther. Costs are those of the
-points as they came: what came into a point in this step is not charged. Free slots, and tokens of
-no mass, go before all others; what `NoveltyCounts` keeps goes last.
+A point that goes into a heavier one costs w v / (w + v) |f - g|^2, as Ward's rule has it (1963).
+f is [key; value], the key without rotation. w and v are the tokens that the two points count as:
 
-In a deep model (`repeats.DEEP_MODEL_LAYERS`) strangers are not averaged: what would go at a higher
-cost than the mean squared distance of the step's tokens from their mean is dropped, and what it
-would have gone into stays as it is, the heavier one, of equal ones the older.
-`samples/studies/language/` measures what that brings.
+- one each in a shallow model. There repeats enter the bank, and a mass says how long a thing was in
+  view. If masses counted, a heavy prototype would be dear to go into: repeats would pile up beside
+  it, and what came once would pay for them.
+- their masses in a deep model (`repeats.DEEP_MODEL_LAYERS`). There repeats stay out, and a mass
+  says how many distinct tokens a point stands for.
 
-In a bank of at most `WHOLE_BANK_PROTOTYPES` or 1.5 T prototypes the C are all. Else they are those
-with the least known costs: every token is compared with all prototypes, and so are T / 8 prototypes
-a step, in turn. Comparisons read a sketch: [key; value] folded to at most 64 numbers under fixed
-random signs (Achlioptas, 2003; https://doi.org/10.1016/S0022-0000(03)00025-4). Sketches of a bank
-that is searched are held in bfloat16 where the device multiplies it. That rounds less than the 8
-bits of a centre do.
+`docs/guides/memories.md` compares these costs.
+
+Each point has a goal: the heavier one that stays, into which it would go at the least cost. Where a
+goal would go itself at a lower cost, the point waits. Who goes is found in two rounds. In the first
+the T cheapest points go, except those that wait. In the second all others get new goals, and the
+cheapest go, as many as are missing. The cost of one that waits again counts `WAITING_COST_FACTOR`
+times, since it would end up farther away. At last each point that goes finds its goal among those
+that stay. Costs are those of the points as they came: what came into a point in this step is not
+charged. Slots without mass go before all others; what `NoveltyCounts` keeps goes last.
+
+A deep model does not average strangers. If a point goes at a higher cost than the mean squared
+distance of the step's tokens from their mean, it is dropped, and its goal stays as it is.
+`samples/studies/language/` measures what this brings.
+
+A bank of at most `WHOLE_BANK_PROTOTYPES` or 1.5 T prototypes is searched whole: C is its size. In a
+larger one the C are those with the least known costs. Every token is compared with all prototypes,
+and so are T / 8 prototypes a step, in turn. Comparisons read a sketch: [key; value] folded to at
+most 64 numbers under fixed random signs (Achlioptas, 2003;
+https://doi.org/10.1016/S0022-0000(03)00025-4). A bank that is not searched whole holds its sketches
+in bfloat16 where the device multiplies it. This rounds less than the 8 bits of a centre do.
 
 All shapes are fixed, nothing waits for the device, and no number of a tensor steers Python: once
 the bank is full, every step is the same operations. `tests/oracles/durable.py` has the rule written
@@ -42,45 +52,48 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core import arrays
-from protokv.core.arrays import find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
-from protokv.core.kernels import multiplies_bfloat16
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.device import arrays
+from protokv.device.arrays import find_first_minimum, slice_rows, sum_weighted_rows
+from protokv.device.kernels import multiplies_bfloat16
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS, MergeExclusions, NoveltyCounts
 from protokv.memories.durable.repeats import RepeatWeights
 from protokv.memories.durable.settings import DurableConfig
 
 WAITING_COST_FACTOR: Final = 10
-"""How many times its cost counts for a point that has waited in vain."""
+"""How many times the cost of a point counts that waits in both rounds."""
 WHOLE_BANK_PROTOTYPES: Final = 192
-"""The most prototypes that all are points of a step of few tokens; of more two thirds of so many
-are, at least.
-"""
+"""Banks up to this size are searched whole. Larger ones have two thirds of this number as
+candidates, or more."""
 _IN_TURN: Final = 8
-"""A step of T tokens measures T / 8 prototypes anew."""
+"""A step of T tokens compares T / 8 prototypes with all others."""
 _WIDTH: Final = 64
+"""The most numbers of a sketch."""
 # Costs that are worked out at once: what stays in a CPU's cache, and a gigabyte elsewhere.
 _AT_ONCE: Final = {"cpu": 2**21}
 _MOST_AT_ONCE: Final = 2**28
-_READ_AT_ONCE: Final = 2**18  # prototypes that are decoded at once to take a state
-# Above the cost of any merge: what is added where a point is kept, what is taken away where it has
-# no mass, in bfloat16 exactly, and the cost of what may not be. What has no mass goes first, even
-# where it is kept.
-_KEPT = 8e36
-_FAR = 2.0**126
-_NEVER = 1e38
-# A mass above a place among the points, a step above one: there are fewer points than this. Then
-# what is kept.
-_PLACES: Final = 1 << 20
-_LIGHT: Final = 1 << 61
+# Prototypes that are decoded at once to take a state.
+_READ_AT_ONCE: Final = 2**18
 _SEED: Final = 1
 
+# Costs that are no distances, from the lowest to the highest:
+# -|f|^2 of a point without mass, so that it goes before all others. bfloat16 holds it exactly.
+_EMPTY: Final = 2.0**126
+# What is added to the cost of a point that `NoveltyCounts` keeps: more than any merge costs.
+_KEPT: Final = 8e36
+# The cost of a merge that may not be: into itself, or into a lighter point.
+_NEVER: Final = 1e38
+# Numbers to sort by are mass * _PLACES + place, or step * _PLACES + place, in an int64. A step has
+# fewer points than _PLACES; _LIGHT is above every mass * _PLACES.
+_PLACES: Final = 1 << 20
+_LIGHT: Final = 1 << 61
 
-class DurableRule(BankRule):
+
+class DurableRule(BankRule[DurableConfig]):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
 
     told = NOVELTY_NUMBERS
@@ -124,6 +137,8 @@ class DurableRule(BankRule):
         )
         # Deep in a model a mean of strangers is a token that the model has never read.
         self._drops = self._repeats is not None
+        # Where repeats enter the bank, a mass says how long a thing was there.
+        self._most_counted = MOST_PROTOTYPE_NUMBER if self._drops else 1
         L, H, K = bank.mass.shape
         B = L * H
         D = shape.head_size
@@ -133,11 +148,11 @@ class DurableRule(BankRule):
             F //= 2
         self._size = B, K, F
         self._signs = draw_sketch_signs(2 * D).to(device)
-        # Of all prototypes, with -1 / mass; where all are points of every step, nothing reads them.
+        # A bank that is searched whole needs no sketches between steps.
         held = K if K > WHOLE_BANK_PROTOTYPES else 0
         self._halves = torch.tensor([-0.5], device=device)
         self._one = torch.tensor(-1.0, device=device)
-        self._far = torch.tensor(-_FAR, device=device)
+        self._empty = torch.tensor(-_EMPTY, device=device)
         self._dtype = torch.bfloat16 if held and multiplies_bfloat16(device) else torch.float32
         nothing = torch.zeros(1, 1, 2 * D, device=device)
         self._sketches = self._sketch(nothing, nothing[..., 0] > 0).repeat(B, held, 1)
@@ -147,9 +162,8 @@ class DurableRule(BankRule):
         self._cost = torch.zeros(B, K, device=device)
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE_BANK_PROTOTYPES, device=device)
-        self._places = self._line[:0].float()
-        # The state of an empty bank says 1, too. On a device the host would have to wait for the
-        # number.
+        # Only on a CPU is it known how many slots were used: to read a number of a device, the host
+        # would wait. The state of an empty bank says 1, too.
         self.prototypes_used = 1 if held and arrays.is_readable_by_numpy(self._line) else None
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
@@ -181,14 +195,12 @@ class DurableRule(BankRule):
             self.prototypes_used = K
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
-        if len(self._places) < C + T:
-            self._places = self._line[: C + T].float()
         centers = torch.cat((tokens.keys, tokens.values), 2)
         rows = torch.cat((tokens.mass[:, None], limits.step.expand(T, 1), tokens.positions), 1)
-        # What has no mass has no step and no position.
+        # A token without mass has no step and no position.
         rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
-        # What is read for a head stays in a CPU's cache until it is written. On a device a part
-        # costs launches.
+        # A CPU works on a few heads at once, so that their numbers stay in its cache. A device
+        # works on all: every part would cost it launches.
         with_all = (
             (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
         )
@@ -236,11 +248,11 @@ class DurableRule(BankRule):
 
     def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
         """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16
-        |f|^2 is the sum of two numbers, and -1 / 2 stands twice. A point that is not `usable` has
-        no mass, and merging it costs least."""
+        |f|^2 is the sum of two numbers, and -1 / 2 stands twice. A point that is not `usable` is
+        empty: its merge costs less than all others."""
         f = (centers * self._signs).view(*centers.shape[:-1], -1, self._size[2]).sum(-2)
         f = f.to(self._dtype).float()
-        norm = torch.where(usable, f.square().sum(-1), self._far)[..., None]
+        norm = torch.where(usable, f.square().sum(-1), self._empty)[..., None]
         parts = 1 if self._dtype == torch.float32 else 2
         halves = self._halves.expand(*norm.shape[:-1], parts)
         z = torch.cat((f, halves, norm.expand_as(halves)), -1).to(self._dtype)
@@ -249,8 +261,8 @@ class DurableRule(BankRule):
         return z
 
     def _turn(self, sketches: Tensor) -> Tensor:
-        """Return rows `[B, n, ...]` whose products with sketches are -1 / 2 of squares of
-        distances.
+        """Return rows `[B, n, ...]` from sketches. The product of a row and a sketch is -1 / 2 of
+        their squared distance.
         """
         F = self._size[2]
         f = sketches[..., :F]
@@ -259,13 +271,15 @@ class DurableRule(BankRule):
         return torch.cat((f, norms, halves), -1)
 
     def _share(self, mass: Tensor) -> Tensor:
-        """Return -1 / mass, of no mass -1."""
-        return self._one / mass.clamp(min=1)
+        """Return -1 / w, where a point of this mass counts as w tokens; without mass as one."""
+        return self._one / mass.clamp(1, self._most_counted)
 
     def _candidates(self, heads: slice, tokens: Tensor, limits: MergeExclusions, C: int) -> Tensor:
-        """Return the rows of the C prototypes of each of these heads with the least known costs, to
-        each other or to tokens with these sketches, of those that may merge; measure some
-        prototypes anew."""
+        """Return the rows of the C candidates of each of these heads, and compare some prototypes
+        with all others.
+
+        Candidates are the prototypes with the least known costs, to each other or to the tokens
+        with these sketches. Prototypes that are kept come last."""
         _, K, F = self._size
         T = tokens.shape[1]
         sketches = self._sketches[heads]
@@ -275,11 +289,12 @@ class DurableRule(BankRule):
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         turned = sketches.index_select(1, some)
         ours = self._turn(torch.cat((tokens, turned), 1))
-        # A token of no mass is far from all.
+        # No prototype is near a token without mass.
         ours[..., F].abs_()
         share = shares.index_select(1, some)[..., None]
-        # Of each prototype the least cost to any of these, and of those in turn to any prototype.
-        # Every token counts as one here, so its nearest one is found before anything is divided.
+        # `least`: each prototype's least cost to the tokens and to the prototypes in turn.
+        # `of_turns`: the least cost of those in turn to any prototype. Every token counts as one
+        # here, so its nearest prototype is found before anything is divided.
         least = torch.empty_like(known)
         of_turns = []
         for part in self._parts(K, ours.shape[0] * ours.shape[1]):
@@ -303,14 +318,15 @@ class DurableRule(BankRule):
     def _merge(
         self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: MergeExclusions, C: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the C points that stay: their centres and rows, with what came into them, and
-        least known costs.
+        """Return the C points that stay, with what came into them: centres, rows, and the least
+        known costs.
 
         Args:
             centers: `[B, n, 2 D]` float32, of prototypes and, after these, of tokens.
             sketch: `[B, n, ...]`, as `_sketch` returns them.
-            rows: `[B, n, 2 + P]` int64, as `DurableBank.rows`, which those returned fit.
-            limits: what is kept.
+            rows: `[B, n, 2 + P]` int64: mass, step and position. Those that are returned fit into
+                `DurableBank.rows`.
+            limits: which points are kept.
             C: how many stay.
         """
         mass = rows[..., 0]
@@ -320,12 +336,13 @@ class DurableRule(BankRule):
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
         centers, means = sum_weighted_rows((centers, rows[..., 2:].float()), share, into, stay)
-        # A cluster stands where its newest member does, of equal ones the last.
+        # A cluster stands where its newest member does, the last one if several are newest.
         newest = torch.add(self._line[:n], last, alpha=_PLACES)
         newest = newest.scatter_reduce(1, into, newest, "amax").gather(1, stay) & (_PLACES - 1)
         rows = rows.gather(1, newest[:, :, None].expand(-1, -1, rows.shape[2]))
         torch.gather(total, 1, stay, out=rows[..., 0])
-        # Where tokens are new, and have no other place in common, at the mean of their places.
+        # If the stream does not repeat itself, members have no place in common: it stands at their
+        # mean.
         place = rows[..., 2:]
         torch.where(limits.share[:, :, None] > 0, means.round_().long(), place, out=place)
         return centers, rows.clamp_(max=MOST_PROTOTYPE_NUMBER).int(), cost
@@ -333,47 +350,48 @@ class DurableRule(BankRule):
     def _choose(
         self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what each point goes into `[B, n]`, itself if it stays or is dropped; which points
-        stay `[B, C]`; and the least costs of these to each other, `[B, C]`."""
-        n = mass.shape[1]
-        line = self._line[:n]
-        share = self._share(mass)
+        """Choose the T points that go, and where to.
+
+        Returns:
+            What each point goes into, `[B, n]`, itself if it stays or is dropped; which points
+            stay, `[B, C]`; and their least costs to each other, `[B, C]`.
+        """
         sketch = sketch.float()
-        # Half of Ward's costs, and above all of them those of what is kept.
-        costs = torch.bmm(self._turn(sketch), sketch.mT)
-        above = kept[:, :, None] * _KEPT
-        torch.addcdiv(above, costs, share[:, None] + share[..., None], out=costs)
-        # What is kept counts as lighter, so that only another one that is kept goes into it, or
-        # what has no mass.
-        rank = torch.sub(line, mass, alpha=_PLACES).add_(kept, alpha=_LIGHT)
-        place = torch.empty_like(costs[:, 0]).scatter_(
-            1, rank.argsort(dim=1), self._places[:n].expand_as(rank)
-        )
-        if costs.device.type in _AT_ONCE:
-            # A CPU compares and fills four times as slowly as it adds.
-            costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
-        else:
-            torch.where(place[:, None] >= place[:, :, None], above + _NEVER, costs, out=costs)
+        costs = self._compute_costs(sketch, mass, kept)
         least, goal = find_first_minimum(costs)
-        cheapest = least.argsort(dim=1, stable=True)[:, :T]
         waits = least > least.gather(1, goal)
+        cheapest = least.argsort(dim=1, stable=True)[:, :T]
         gone = torch.zeros_like(least).scatter_(1, cheapest, torch.inf).masked_fill_(waits, 0)
+        # The second round. What has gone has an infinite cost as a goal, and comes first in rank.
         least, goal = find_first_minimum(costs.add_(gone[:, None]))
-        # What has gone comes first.
-        dearer = torch.where(
-            least > least.gather(1, goal), least * WAITING_COST_FACTOR, least
-        ).sub_(gone)
-        goes, stay = dearer.argsort(dim=1, stable=True).tensor_split((T,), 1)
+        waits = least > least.gather(1, goal)
+        rank = torch.where(waits, least * WAITING_COST_FACTOR, least).sub_(gone)
+        goes, stay = rank.argsort(dim=1, stable=True).tensor_split((T,), 1)
         gone.scatter_(1, goes, torch.inf)
         least, goal = find_first_minimum(costs.add_(gone[:, None]))
         if self._drops:
-            tokens = sketch[:, n - T :, : self._size[2]]
-            # Half of it, as costs are.
-            usual = tokens.var(1, correction=-T).sum(1, keepdim=True)
-            goal = torch.where(least <= usual, goal, line)
+            # Half of the mean squared distance of the tokens from their mean, as costs are halves:
+            # the sum of squares over 2 T, since `correction` is subtracted from T.
+            usual = sketch[:, -T:, : self._size[2]].var(1, correction=-T).sum(1, keepdim=True)
+            goal = torch.where(least <= usual, goal, self._line[: mass.shape[1]])
         into = goal.scatter(1, stay, stay)
         least += gone
         return into, stay, least.scatter_reduce(1, goal, least, "amin").gather(1, stay)
+
+    def _compute_costs(self, sketch: Tensor, mass: Tensor, kept: Tensor) -> Tensor:
+        """Return half of what it costs that a point goes into another, `[B, n, n]`."""
+        n = mass.shape[1]
+        share = self._share(mass)
+        costs = torch.bmm(self._turn(sketch), sketch.mT)
+        above = kept[:, :, None] * _KEPT
+        torch.addcdiv(above, costs, share[:, None] + share[..., None], out=costs)
+        # A point may go into one that is heavier, of equal ones into the earlier. What is kept
+        # counts as lighter than all others, so that only what is kept or empty goes into it.
+        weight = torch.sub(self._line[:n], mass, alpha=_PLACES).add_(kept, alpha=_LIGHT)
+        places = self._line[:n].float().expand_as(weight)
+        place = torch.empty_like(costs[:, 0]).scatter_(1, weight.argsort(dim=1), places)
+        # A CPU compares and fills four times as slowly as it adds.
+        return costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the least known costs, whose turn it is, and what novelty and repeats hold."""

@@ -23,11 +23,10 @@ class DurableConfig(PrototypeConfig):
             model.
         words: whether the stream may have words; `ingest` sets it where there are subtitles. They
             merge with words alone (`durable.words`).
-        step_tokens: tokens of a step, more than which the near window does not hold: where a stream
-            stands still, a second sight is worth less there than a prototype. 0: as many as the
-            first step has.
-        words_share: share of the budget that is for words; at 0 they are tokens like any other, as
-            they are where it has no room for a prototype and a token.
+        step_tokens: cap on the near window, in tokens: one step. A longer window would hold the
+            same still picture several times. 0: as many as the first step has.
+        words_share: share of the budget that is for words. Words are tokens like any other if it
+            is 0, or has no room for a prototype and a token.
     """
 
     name: ClassVar[str] = "durable"

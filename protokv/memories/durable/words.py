@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class WordMemory(StateTensors):
     came, `[1]` int64.
     """
 
-    def __init__(self, memory: PrototypeMemory) -> None:
+    def __init__(self, memory: PrototypeMemory[Any]) -> None:
         self.memory = memory
         self.seen = torch.zeros(1, dtype=torch.int64)
 

@@ -21,7 +21,7 @@ from protokv.memories.paper.rule import ContinuityConfig, PaperConfig, PaperProt
 __all__ = ["ContinuityConfig", "PaperConfig"]
 
 
-class PaperPrototypeMemory(PrototypeMemory):
+class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
     """The paper's two tiers."""
 
     rule = PaperPrototypeRule
@@ -33,7 +33,7 @@ class PaperPrototypeMemory(PrototypeMemory):
             self._residuals = self._rule.residuals = ResidualStats(config, shape, config.prototypes)
 
     @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: PaperConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the tensors of every memory of this kind, and residual statistics."""
         K = config.prototypes
         residuals = ResidualStats.declare(config, shape, K) if config.residual and K else ()
@@ -45,6 +45,7 @@ class PaperPrototypeMemory(PrototypeMemory):
 
     def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = super()._pseudo_tokens(rows)
+        assert values is not None
         if self._residuals is None:
             return keys, values
         key_modes, value_modes = self._residuals.modes(rows, self._config.pseudo_tokens)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,10 +36,30 @@ value.
 """
 
 
+class ResidualSettings(Protocol):
+    """The settings that residual statistics read; `PaperConfig` has them."""
+
+    @property
+    def subquantizers(self) -> int:
+        """G, parts of a vector."""
+
+    @property
+    def codewords(self) -> int:
+        """C, codewords of a part."""
+
+    @property
+    def warmup_residuals(self) -> int:
+        """R, residuals that codebooks are fitted to."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of these fits."""
+
+
 class ResidualStats(StateTensors):
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
 
-    def __init__(self, config: Any, shape: MemoryShape, prototypes: int) -> None:
+    def __init__(self, config: ResidualSettings, shape: MemoryShape, prototypes: int) -> None:
         G = config.subquantizers
         D = shape.head_size
         if D % G:
@@ -60,7 +80,9 @@ class ResidualStats(StateTensors):
         self._warmup["warmup.count"].zero_()
 
     @staticmethod
-    def declare(config: Any, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare(
+        config: ResidualSettings, shape: MemoryShape, prototypes: int
+    ) -> tuple[TensorSpec, ...]:
         """Declare the statistics of K prototypes. The reservoir is gone once all heads are
         fitted.
         """
@@ -75,26 +97,44 @@ class ResidualStats(StateTensors):
         f32 = torch.float32
         i32 = torch.int32
         i64 = torch.int64
-        counts = (*slot, "subquantizer", "codeword"), (*slots, G, C), i32
-        book = (*head, "subquantizer", "codeword", "part_feature"), (*heads, G, C, D // G), f32
-        waiting = (*head, "residual", "feature"), (*heads, R, D), f32
-        owner = (*head, "residual"), (*heads, R), i64
+
+        def count(name: str, meaning: str) -> TensorSpec:
+            dims = (*slot, "subquantizer", "codeword")
+            return TensorSpec(name, dims, (*slots, G, C), i32, meaning, "tokens")
+
+        def book(name: str, meaning: str) -> TensorSpec:
+            dims = (*head, "subquantizer", "codeword", "part_feature")
+            return TensorSpec(name, dims, (*heads, G, C, D // G), f32, meaning)
+
+        def waiting(name: str, meaning: str) -> TensorSpec:
+            dims = (*head, "residual", "feature")
+            return TensorSpec(name, dims, (*heads, R, D), f32, meaning, optional=True)
+
+        owner = (*head, "residual")
         wait = "residuals that wait for the codebooks"
         return (
-            TensorSpec("residual.key_counts", *counts, "key codes counted", "tokens"),
-            TensorSpec("residual.value_counts", *counts, "value codes counted", "tokens"),
+            count("residual.key_counts", "key codes counted"),
+            count("residual.value_counts", "value codes counted"),
             TensorSpec(
                 "residual.updates", slot, slots, i32, "residuals counted or waiting", "tokens"
             ),
-            TensorSpec("codebook.keys", *book, "codewords of key residuals"),
-            TensorSpec("codebook.values", *book, "codewords of value residuals"),
+            book("codebook.keys", "codewords of key residuals"),
+            book("codebook.values", "codewords of value residuals"),
             TensorSpec(
                 "codebook.fitted", head, heads, torch.bool, "whether a head has its codebooks"
             ),
-            TensorSpec("warmup.keys", *waiting, f"key {wait}", optional=True),
-            TensorSpec("warmup.values", *waiting, f"value {wait}", optional=True),
-            TensorSpec("warmup.owner", *owner, "their prototype; -1: none", fill=-1, optional=True),
-            # Where the tensor is absent, all heads are fitted, and a fitted head had a full
+            waiting("warmup.keys", f"key {wait}"),
+            waiting("warmup.values", f"value {wait}"),
+            TensorSpec(
+                "warmup.owner",
+                owner,
+                (*heads, R),
+                i64,
+                "their prototype; -1: none",
+                fill=-1,
+                optional=True,
+            ),
+            # If the tensor is absent, all heads are fitted, and a fitted head had a full
             # reservoir.
             TensorSpec(
                 "warmup.count",
@@ -121,7 +161,7 @@ class ResidualStats(StateTensors):
         self.updates.view(-1).index_add_(0, rows.view(-1), valid.int().view(-1))
         ready = rows.new_empty(0)
         if self._warmup:
-            # Those of heads that are not fitted go into their reservoirs.
+            # Residuals of heads that are not fitted go into their reservoirs.
             count = self._warmup["warmup.count"].view(-1)
             most = self._config.warmup_residuals
             place = count[:, None] + valid.cumsum(1) - 1
@@ -151,7 +191,7 @@ class ResidualStats(StateTensors):
             owner >= 0
         )
         self._count(keys, values, owner, waiting)
-        # What was counted is not kept, so that the state does not depend on how long other heads
+        # Counts are not kept, so that the state does not depend on how long other heads
         # take.
         for tensor, empty in ((keys, 0.0), (values, 0.0), (owner, -1)):
             tensor[heads] = empty

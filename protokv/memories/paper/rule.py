@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from protokv.core.arrays import add_rows_, find_first_minimum
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.prototypes import PrototypeConfig
 from protokv.core.settings import ShareSetting, WeightSetting
 from protokv.core.tensors import MemoryShape
+from protokv.device.arrays import add_rows_, find_first_minimum
 from protokv.errors import ConfigError
 from protokv.memories.paper.residuals import ResidualStats
 
@@ -143,7 +143,7 @@ class ContinuityConfig(PaperConfig):
     recycle: bool = False
 
 
-class PaperPrototypeRule(BankRule):
+class PaperPrototypeRule(BankRule[PaperConfig]):
     """The paper's rule over one bank. It has no state but the bank."""
 
     # the statistics that are kept of what centres average away; None: none
@@ -467,7 +467,7 @@ def _plan_merges(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tupl
         goes = takers.any(0)
         if not goes.any():
             break
-        # Of several takers the first.
+        # The first of several takers.
         into = left[takers[:, goes].byte().argmax(0)]
         gone = left[goes]
         add_rows_(sums, into, sums[gone])

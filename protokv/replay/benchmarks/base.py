@@ -34,7 +34,7 @@ class BenchmarkVideo:
     """One video of a data set."""
 
     name: str  # unique in the annotations
-    path: str  # in the annotations; `files.find_dataset_video` finds the file
+    path: str  # path in the annotations; `files.find_dataset_video` finds the file
     # the part that questions are about, if a file may hold only that part
     clip_s: tuple[float, float] | None = None
 
@@ -43,7 +43,7 @@ class Benchmark(ABC):
     """A data set and its protocol."""
 
     name: ClassVar[str]  # on the command line and in rows
-    types: ClassVar[tuple[QuestionType, ...]]  # in the order of tables
+    types: ClassVar[tuple[QuestionType, ...]]  # types in the order of tables
     templates: ClassVar[tuple[str, ...]]  # the literal prompts; reports show their digest
     source: ClassVar[str]  # address of the annotations and of the scoring code
     fps: ClassVar[float | None] = None  # frames per second of its protocol; None: the model's own

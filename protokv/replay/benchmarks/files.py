@@ -122,7 +122,7 @@ def read_annotations(path: Path) -> Iterator[AnnotationRecord]:
             rows = json.loads(path.read_text(encoding="utf-8"))
     except ImportError as error:
         raise ConfigError(
-            f"reading {path.name} needs pyarrow", hint="pip install 'protokv[benchmarks]'"
+            f"reading {path.name} needs pyarrow", hint="pip install pyarrow"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(

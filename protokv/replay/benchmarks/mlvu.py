@@ -78,7 +78,9 @@ class Mlvu(Benchmark):
                 text = row.read("question")
                 answer = row.read("answer")
                 video = f"{task}/{row.read('video')}"
-                letter = ascii_uppercase[options.index(answer)] if answer in options else _NO_LETTER
+                # The authors' code takes the last letter of candidates that stand twice.
+                letters = {option: ascii_uppercase[i] for i, option in enumerate(options)}
+                letter = letters.get(answer, _NO_LETTER)
                 notes["questions whose answer is none of their candidates"] += letter == _NO_LETTER
                 prompt = _PROMPT.format(question=text, options=list_choices(options, "({}) {}"))
                 question = ReplayQuestion(

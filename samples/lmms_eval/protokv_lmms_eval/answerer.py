@@ -11,8 +11,8 @@ from typing import Any
 
 from protokv.backbones import load_backbone
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
+from protokv.stream.session import Session
 from protokv.video import VideoStep, open_source, read_steps
 
 

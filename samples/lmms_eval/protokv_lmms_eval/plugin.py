@@ -2,12 +2,11 @@
 
 Found by the entry point group `lmms_eval.models`:
 
-    lmms-eval --model protokv --model_args
-    model=Qwen/Qwen2.5-VL-7B-Instruct,memory=durable,budget=4000 --tasks videomme
+    lmms-eval --model protokv --tasks videomme
+      --model_args model=Qwen/Qwen2.5-VL-7B-Instruct,memory=durable,budget=4000
 
 The harness keeps its tasks, prompts and scores; a video is a stream, watched once. Importing this
-needs lmms-eval.
-"""
+needs lmms-eval."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
+from protokv.stream.session import Session
 from protokv.video import open_source, read_steps
 from samples.lmms_eval.protokv_lmms_eval.answerer import Answerer
 from tests.replay.benchmarks.miniature import LENGTH_S, write_clips

@@ -20,7 +20,7 @@ for level in low high; do
   replay quick $distraction --delays $sweep --memory full,last-frames --budget 151 -o "$out/$level.jsonl"
   # shellcheck disable=SC2086
   replay quick $distraction --delays $sweep --budget 151,75,38 -o "$out/$level.jsonl" \
-    --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window
+    --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window,first-tokens,random
   worlds --report "$out/$level.jsonl" --plot "$out/$level.png" --csv "$out/$level.csv"
 done
 replay ablation --distractor-rate 20 --cuts 6:20 --delays 0,30s,90s,400s --budget 151 \

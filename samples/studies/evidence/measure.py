@@ -7,8 +7,7 @@ right.
 Worlds of four minutes with the evidence in a mixture of places, 20 distracting events a minute,
 `durable` at three budgets. Each world has the questions of the delay study, and two about a shape
 that it never shows. The seeds lie in the range of the studies (`samples.seeds`), behind those of
-the delay study; layers and shares were fitted on others.
-"""
+the delay study; layers and shares were fitted on others."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from protokv.backbones import load_backbone
-from protokv.core.parts import LEAST_EVIDENCE_SHARE
-from protokv.core.session import Session
 from protokv.memories import DurableConfig
 from protokv.replay.questions import is_expected_answer
+from protokv.stream.evidence import LEAST_EVIDENCE_SHARE
+from protokv.stream.session import Session
 from samples.seeds import STUDY
 from samples.worlds.pictures import SHAPES
 from samples.worlds.streams import Worlds, WorldStream, find_group
@@ -46,7 +45,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
         world = stream.world
         shown = {event.shape for event in world.events()}
         never = next(name for shape, name in enumerate(SHAPES) if shape not in shown)
-        asked = [
+        asked: list[tuple[str, str, str | None, Any]] = [
             (q.type, q.text, q.answer, spans_of(stream, q.reference_s)) for q in stream.questions
         ]
         for text in (f"What colour was the {never}?", f"Where was the {never}?"):

@@ -8,8 +8,7 @@ The streams of `measure.py` and its questions about content, under `durable` (me
 `infinipot-v` (prunes), at four budgets. A head of the layer that reads memory *holds* the evidence
 if one of its slots is anchored in the time at which the evidence was visible: the newest token of
 the slot is of that event. The answer *attends to* the evidence if one of its moments overlaps with
-that time.
-"""
+that time."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ from measure import LENGTH_S, SEEDS, hit, interval, read, spans_of
 
 from protokv.backbones import load_backbone
 from protokv.core.context import EMPTY_BIAS
-from protokv.core.session import Session
 from protokv.memories import MemoryConfig
 from protokv.replay.questions import is_expected_answer
+from protokv.stream.session import Session
 from samples.worlds.streams import Worlds, WorldStream, find_group
 
 MEMORIES = ("durable", "infinipot-v")

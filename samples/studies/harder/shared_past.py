@@ -1,8 +1,8 @@
 """Give 6,000 tokens to streams of 150,000 that share their past: what is kept, and what the model
 can read of it.
 
-    python shared_past.py ROWS.jsonl FOLDER [NAME ...]   # memories of `MEMORIES`; continues an
-    interrupted run python shared_past.py --report ROWS.jsonl            # the table of README.md
+    python shared_past.py ROWS.jsonl FOLDER [NAME ...]   # of `MEMORIES`; run again, it goes on
+    python shared_past.py --report ROWS.jsonl            # the table of README.md
 
 Minute m of the past is minute m of world m modulo 8. The past is watched once under each memory and
 saved in the folder; from that state each of the first four worlds goes on by itself: a minute of
@@ -10,8 +10,7 @@ distraction, its evidence, and 20 minutes of distraction. The worlds are the fir
 behind those of `long-budget` with the same shapes as evidence and the same one that never appears,
 so that no minute of one holds what another is asked about. Steps are taken four at a time, as
 `ingest` reads a file. Every question is asked twice: of all that is held, and of what came in the
-last 25 minutes alone.
-"""
+last 25 minutes alone."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.core.context import Context, SlotContext
 from protokv.core.decoding import Decoding
-from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
 from protokv.replay.metrics import bootstrap, bound_accuracy
 from protokv.replay.questions import is_expected_answer
+from protokv.stream.session import Session
 from protokv.video import VideoStep
 from protokv.video.sampling import group_frames, sample_frames
 from protokv.video.source import Frame

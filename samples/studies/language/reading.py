@@ -6,17 +6,16 @@ from that of encoding.
 The arguments are tokens, seed and steps a paragraph of a stream, and memories with their settings.
 The full cache reads the stream; each memory is given what it made of every step, and is asked. Each
 row is a JSON object: nats early, in the middle and late, and on unseen text divergence from and
-agreement with the full cache.
-"""
+agreement with the full cache."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
 from protokv_cli.parsing import parse_setting
 from samples.worlds.language import Language, make_stream, measure
 from samples.worlds.llama import load_llama

@@ -1,8 +1,7 @@
 """Print the tables of README.md from the kept rows.
 
-python tables.py search      # every setting that was tried, as the mean of its cells python
-tables.py results     # each study: peers as published and tuned, and how far `durable` is above the
-best
+python tables.py search      # every setting that was tried, as the mean of its cells
+python tables.py results     # each study: peers as published and tuned, and `durable`
 """
 
 from __future__ import annotations

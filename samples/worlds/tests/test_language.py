@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
 from protokv.replay.memories import make_memory_variants
+from protokv.stream.session import Session
 from samples.worlds import language, lines
 from samples.worlds.language import Language, LanguageRow, make_stream, resume_rows, run_language
 from samples.worlds.llama import Llama, load_llama

@@ -48,8 +48,8 @@ def _middle(place: int) -> np.ndarray:
     share=st.floats(0, 1),
 )
 def test_a_crossing_is_on_the_straight_line_at_every_time_and_in_the_cell_it_names(
-    first, last, begins, takes, share
-):
+    first: int, last: int, begins: int, takes: int, share: float
+) -> None:
     chain = cross(Event(0, 0, first, begins, begins + takes, 20, (0.0, 0.0, 0.0)), last)
     assert (chain[0].place, chain[-1].place) == (first, last)
     assert (chain[0].start_s, chain[-1].end_s) == (begins, begins + takes)
@@ -63,7 +63,9 @@ def test_a_crossing_is_on_the_straight_line_at_every_time_and_in_the_cell_it_nam
 
 
 @given(config=LASTING, offset=st.sampled_from([0.0, 0.5]))
-def test_a_shape_is_counted_as_often_as_it_comes_into_view(config, offset):
+def test_a_shape_is_counted_as_often_as_it_comes_into_view(
+    config: WorldConfig, offset: float
+) -> None:
     world = World(config)
     counted = {event.shape for event in world.counted}
     assert len(counted) == config.counted
@@ -95,7 +97,7 @@ def test_a_shape_is_counted_as_often_as_it_comes_into_view(config, offset):
 
 @given(group=st.integers(0, 1000), begins=st.integers(0, 200))
 @settings(max_examples=5)
-def test_consecutive_seeds_share_out_lines_and_counts_equally(group, begins):
+def test_consecutive_seeds_share_out_lines_and_counts_equally(group: int, begins: int) -> None:
     worlds = [
         World(
             WorldConfig(
@@ -113,7 +115,7 @@ def test_consecutive_seeds_share_out_lines_and_counts_equally(group, begins):
 
 
 @given(config=LASTING)
-def test_distractors_have_none_of_the_shapes_and_keep_out_of_the_way(config):
+def test_distractors_have_none_of_the_shapes_and_keep_out_of_the_way(config: WorldConfig) -> None:
     world = World(config)
     own = {event.shape for event in (*world.counted, *world.crossing)}
     lasting = (*world.counted, *world.crossing)
@@ -136,8 +138,11 @@ def test_distractors_have_none_of_the_shapes_and_keep_out_of_the_way(config):
 
 @settings(max_examples=10, deadline=None)
 @given(config=LASTING, share=st.floats(0, 1, exclude_max=True))
-def test_a_crossing_is_of_the_size_of_events_and_nothing_is_painted_over_it(config, share):
+def test_a_crossing_is_of_the_size_of_events_and_nothing_is_painted_over_it(
+    config: WorldConfig, share: float
+) -> None:
     world = World(config)
+    assert config.crossing_s
     begins, ends = config.crossing_s
     time_s = int(2 * (begins + share * (ends - begins))) / 2
     event = world.visible(time_s)[-1]

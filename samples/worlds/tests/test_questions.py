@@ -5,6 +5,7 @@ last sight of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from samples.questions import ANSWERS, make_questions
+from samples.worlds.events import Event
 from samples.worlds.phrases import SPEECH_TYPES, TEMPLATES, TYPES
 from samples.worlds.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from samples.worlds.questions import find_facts
-from samples.worlds.speech import NAMES
+from samples.worlds.speech import NAMES, Caption
 from samples.worlds.world import World, WorldConfig
 
 NAMED = {"shape": "|".join(SHAPES), "other": "|".join(SHAPES), "colour": "|".join(COLOUR_NAMES)}
@@ -42,7 +44,7 @@ def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
 
 
 def _rederived(
-    kind: str, slots: dict[str, str], events, ask_s: float, said
+    kind: str, slots: dict[str, str], events: Sequence[Event], ask_s: float, said: Sequence[Caption]
 ) -> tuple[set[str], float]:
     """Return every answer that events and captions allow, by brute force over frames, and when its
     evidence ended.
@@ -50,7 +52,7 @@ def _rederived(
     times = np.arange(0, ask_s, 0.5)
     shown = [[e for e in events if e.start_s <= t < e.end_s] for t in times]
 
-    def last_sight(wanted) -> float:
+    def last_sight(wanted: Collection[Event]) -> float:
         return max(
             (
                 t + 0.5
@@ -60,7 +62,7 @@ def _rederived(
             default=-1,
         )
 
-    def appeared(shape: str):
+    def appeared(shape: str) -> list[Event]:
         return [e for e in events if SHAPES[e.shape] == shape]
 
     if kind in SPEECH_TYPES:
@@ -112,9 +114,9 @@ def _rederived(
         return {"yes" if is_true else "no"}, last_sight([one, two])
     if kind in ("third", "tenth"):
         names = PARTS if kind == "third" else TENTHS
-        (wanted,) = appeared(slots["shape"])
-        inside = [t for t, there in zip(times, shown, strict=True) if wanted in there]
-        return {names[int(len(names) * t / ask_s)] for t in inside}, last_sight([wanted])
+        (only,) = appeared(slots["shape"])
+        inside = [t for t, there in zip(times, shown, strict=True) if only in there]
+        return {names[int(len(names) * t / ask_s)] for t in inside}, last_sight([only])
     if kind == "times":
         wanted = appeared(slots["shape"])
         frames = [any(e in wanted for e in there) for there in shown]
@@ -125,8 +127,8 @@ def _rederived(
         wanted = appeared(slots["shape"])
         assert len({e.place for e in wanted}) > 1
         seconds = [int(e.start_s) for e in wanted]
-        decisive = (min if kind == "where_first" else max)(seconds)
-        rivals = [e for e, second in zip(wanted, seconds, strict=True) if second == decisive]
+        second = (min if kind == "where_first" else max)(seconds)
+        rivals = [e for e, one in zip(wanted, seconds, strict=True) if one == second]
         return {PLACES[e.place] for e in rivals}, last_sight(rivals)
     if kind == "count":
         return {("one", "two", "three", "four")[len(events) - 1]}, last_sight(events)
@@ -144,8 +146,8 @@ def _rederived(
     asked_with=st.integers(0, 99),
 )
 def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visible(
-    seed, rate, evidence, ask_s, asked_with
-):
+    seed: int, rate: float, evidence: int, ask_s: int, asked_with: int
+) -> None:
     world = World(
         WorldConfig(
             seed,
@@ -170,7 +172,9 @@ def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visibl
 
 
 @given(seed=st.integers(0, 2**31 - 1), rate=st.floats(0, 30), later=st.integers(31, 600))
-def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(seed, rate, later):
+def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(
+    seed: int, rate: float, later: int
+) -> None:
     world = World(WorldConfig(seed, 600, rate, evidence_events=4, evidence_s=30))
     before = world.events_until(30)
     after = world.events_until(later)
@@ -183,7 +187,7 @@ def test_questions_about_first_evidence_keep_their_answers_at_any_later_time(see
         } <= then
 
 
-def test_every_type_can_be_asked_and_in_every_phrasing():
+def test_every_type_can_be_asked_and_in_every_phrasing() -> None:
     templates = TEMPLATES
     seen: dict[str, set[int]] = {kind: set() for kind in templates}
     for seed in range(150):
@@ -193,14 +197,14 @@ def test_every_type_can_be_asked_and_in_every_phrasing():
     assert all(len(seen[kind]) == len(templates[kind]) for kind in templates)
 
 
-def test_questions_about_order_and_over_time_are_asked_only_where_they_are_named():
+def test_questions_about_order_and_over_time_are_asked_only_where_they_are_named() -> None:
     asked = {
         made.type for seed in range(20) for made in make_questions(World(WorldConfig(seed, 60)), 60)
     }
     assert asked <= set(TYPES)
 
 
-def test_an_event_at_the_border_of_two_parts_is_not_asked_about():
+def test_an_event_at_the_border_of_two_parts_is_not_asked_about() -> None:
     event = next(iter(World(WorldConfig(3, 60, 20.0)).events()))
     moved = [
         replace(event, start_s=start, end_s=start + 2.0) for start in (8.0, 17.0, 19.0, 21.0, 30.0)
@@ -216,11 +220,13 @@ def test_an_event_at_the_border_of_two_parts_is_not_asked_about():
     assert find_facts("tenth", [replace(event, start_s=57.0, end_s=60.0)], 60)[0].answer == "ten"
 
 
-def test_a_shape_is_counted_where_its_events_are_apart_and_a_chain_of_them_was_at_two_places():
+def test_a_shape_is_counted_where_its_events_are_apart_and_a_chain_of_them_was_at_two_places() -> (
+    None
+):
     event = replace(next(iter(World(WorldConfig(3, 60, 20.0)).events())), place=0)
     other = replace(event, shape=(event.shape + 1) % len(SHAPES), place=5)
 
-    def ask(kind, *starts):
+    def ask(kind: str, *starts: float) -> list[tuple[str, tuple[int, ...], float]]:
         own = [
             replace(event, start_s=start, end_s=start + 2.0, place=i)
             for i, start in enumerate(starts)
@@ -246,13 +252,13 @@ def test_a_shape_is_counted_where_its_events_are_apart_and_a_chain_of_them_was_a
     )
 
 
-def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise():
+def test_the_same_arguments_ask_the_same_and_another_seed_asks_otherwise() -> None:
     world = World(WorldConfig(12, 60))
     assert make_questions(world, 43, per_type=2) == make_questions(world, 43, per_type=2)
     assert make_questions(world, 43, per_type=2) != make_questions(world, 43, per_type=2, seed=1)
 
 
-def test_yes_and_no_are_asked_equally_often():
+def test_yes_and_no_are_asked_equally_often() -> None:
     answers = [
         q.answer
         for seed in range(200)
@@ -261,13 +267,13 @@ def test_yes_and_no_are_asked_equally_often():
     assert 70 < answers.count("yes") < 130
 
 
-def test_a_shape_that_appears_twice_is_not_counted():
+def test_a_shape_that_appears_twice_is_not_counted() -> None:
     one, *others = list(World(WorldConfig(3, 60, 20.0)).events())
     other = next(e for e in others if e.shape != one.shape)
     assert find_facts("count", [one, other], 60)[0].answer == "two"
     assert find_facts("count", [one, one], 60) == []
 
 
-def test_an_unknown_type_is_refused_by_name():
+def test_an_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'smell'"):
         find_facts("smell", [], 5)

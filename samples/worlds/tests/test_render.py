@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -15,7 +17,7 @@ from samples.worlds.world import World, WorldConfig
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory):
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     world = World(WorldConfig(seed=7, length_s=7, events_per_minute=35.0))
     path = tmp_path_factory.mktemp("render") / "video.mp4"
     n = render(world, path)
@@ -26,7 +28,7 @@ def rendered(tmp_path_factory):
     return world, n, frames, codec, path
 
 
-def test_the_file_has_every_frame_at_its_time(rendered):
+def test_the_file_has_every_frame_at_its_time(rendered: tuple[Any, ...]) -> None:
     _, n, frames, codec, path = rendered
     assert codec == ("h264", "yuv420p")
     assert len(frames) == n == 56
@@ -34,7 +36,9 @@ def test_the_file_has_every_frame_at_its_time(rendered):
     assert path.stat().st_size < 60_000
 
 
-def test_decoded_frames_after_area_resize_are_close_to_the_training_frames(rendered):
+def test_decoded_frames_after_area_resize_are_close_to_the_training_frames(
+    rendered: tuple[Any, ...],
+) -> None:
     world, _, frames, _, _ = rendered
     assert any(world.visible(time) for time, _ in frames)
     for time, picture in frames[::4]:
@@ -42,7 +46,9 @@ def test_decoded_frames_after_area_resize_are_close_to_the_training_frames(rende
         assert np.abs(small - world.frame(time).astype(float)).mean() < 4
 
 
-def test_the_command_writes_a_video_and_its_questions(tmp_path, capsys):
+def test_the_command_writes_a_video_and_its_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     video = tmp_path / "v.mp4"
     asked = tmp_path / "q.jsonl"
     line = (

@@ -14,10 +14,9 @@ from samples.seeds import (
     DEVELOPMENT,
     RANGES,
     STUDY,
-    TRAINING_STREAM,
     WORLD_STREAMS,
 )
-from samples.training.evaluate import LENGTHS, make_held_out_world
+from samples.worlds.held_out import LENGTHS, LOADS, make_held_out_world
 from samples.worlds.studies import load_study
 
 ROOT = Path(__file__).parents[3]
@@ -28,8 +27,7 @@ def test_no_two_ranges_share_a_seed() -> None:
         assert one.stop <= other.start or other.stop <= one.start
 
 
-def test_training_draws_from_generators_that_no_world_uses() -> None:
-    assert TRAINING_STREAM not in WORLD_STREAMS
+def test_worlds_draw_from_the_generators_that_are_named() -> None:
     files = [ROOT / "samples/questions.py", *(ROOT / "samples/worlds").glob("*.py")]
     source = "".join(file.read_text() for file in files)
     used = {int(word) for word in re.findall(r"default_rng\(\[\S*seed\S*, (\d+)", source)}
@@ -37,7 +35,7 @@ def test_training_draws_from_generators_that_no_world_uses() -> None:
 
 
 def test_the_worlds_of_the_card_keep_to_themselves() -> None:
-    for load in ("few", "many", "crowd"):
+    for load in LOADS:
         for length in LENGTHS:
             if load == "crowd" and length < 32:
                 continue

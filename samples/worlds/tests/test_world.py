@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from protokv.errors import ConfigError
+from samples.worlds.events import Event
 from samples.worlds.pictures import COLOUR_NAMES, COLOURS, draw_noise
 from samples.worlds.world import World, WorldConfig
 
@@ -27,8 +29,8 @@ SEEDS = st.integers(0, 2**31 - 1)
     lasting=st.sampled_from([{}, {"counted": 3, "counted_in": (0, 2), "crossing_s": (20, 120)}]),
 )
 def test_frames_and_events_do_not_depend_on_the_length_of_the_stream(
-    seed, short, more, time, lasting
-):
+    seed: int, short: int, more: int, time: float, lasting: dict[str, Any]
+) -> None:
     one = World(WorldConfig(seed, short, **lasting))
     two = World(WorldConfig(seed, short + more, **lasting))
     at = time * short
@@ -37,7 +39,7 @@ def test_frames_and_events_do_not_depend_on_the_length_of_the_stream(
     np.testing.assert_array_equal(one.frame(at), two.frame(at))
 
 
-def test_a_frame_far_into_the_stream_needs_nothing_before_it():
+def test_a_frame_far_into_the_stream_needs_nothing_before_it() -> None:
     config = WorldConfig(seed=11, length_s=10**6)
     first = World(config).frame(999_983.5)
     walked = World(config)
@@ -53,8 +55,8 @@ def test_a_frame_far_into_the_stream_needs_nothing_before_it():
     evidence=st.integers(0, 4),
 )
 def test_events_last_1_to_4_s_at_most_two_at_once_and_those_differ(
-    seed, rate, moving, overlap, evidence
-):
+    seed: int, rate: float, moving: float, overlap: float, evidence: int
+) -> None:
     config = WorldConfig(seed, 130, rate, moving, overlap, evidence_events=evidence, evidence_s=33)
     world = World(config)
     events = list(world.events())
@@ -77,8 +79,8 @@ def test_events_last_1_to_4_s_at_most_two_at_once_and_those_differ(
     before=st.sampled_from([0, 60, 104, 240]),
 )
 def test_the_evidence_depends_on_neither_rate_nor_time_and_shares_no_look_with_others(
-    seed, n, rate, before
-):
+    seed: int, n: int, rate: float, before: int
+) -> None:
     world = World(WorldConfig(seed, 400, rate, evidence_events=n, evidence_s=16, before_s=before))
     alone = World(WorldConfig(seed, 400, 0.0, evidence_events=n, evidence_s=16))
     evidence = [event.later(before) for event in alone.events()]
@@ -97,8 +99,8 @@ def test_the_evidence_depends_on_neither_rate_nor_time_and_shares_no_look_with_o
 
 @given(seed=SEEDS, similarity=st.floats(0.2, 1.0), again=st.sampled_from([None, 180]))
 def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(
-    seed, similarity, again
-):
+    seed: int, similarity: float, again: int | None
+) -> None:
     config = WorldConfig(
         seed,
         400,
@@ -127,7 +129,7 @@ def test_look_alikes_have_colour_and_place_of_the_evidence_and_never_its_shape(
             assert len(set(visible)) == len(visible)
 
 
-def test_the_worlds_of_stored_results_are_drawn_as_they_were():
+def test_the_worlds_of_stored_results_are_drawn_as_they_were() -> None:
     digest = hashlib.sha256()
     for config in (
         WorldConfig(5_000_000, 300, 20.0, evidence_events=4, evidence_s=16),
@@ -149,7 +151,7 @@ def test_the_worlds_of_stored_results_are_drawn_as_they_were():
     assert digest.hexdigest() == "93e19c797b8decc1e55462c100dece45707ca6773a4ced0c8ca37922005fbcbd"
 
 
-def test_a_natural_backdrop_falls_with_frequency_drifts_and_hides_no_shape():
+def test_a_natural_backdrop_falls_with_frequency_drifts_and_hides_no_shape() -> None:
     plain, natural = (
         World(WorldConfig(5, 60, 12.0, cut_s=(20, 20), backdrop=backdrop))
         for backdrop in ("plain", "natural")
@@ -167,13 +169,13 @@ def test_a_natural_backdrop_falls_with_frequency_drifts_and_hides_no_shape():
     assert _looks_like(natural.frame(event.start_s + 0.5), event, event.start_s + 0.5)
 
 
-def test_the_rate_of_events_is_the_one_asked_for():
+def test_the_rate_of_events_is_the_one_asked_for() -> None:
     counts = [len(list(World(WorldConfig(seed, 600, 13.0)).events())) for seed in range(5)]
     assert abs(np.mean(counts) - 130) < 8
 
 
 @given(seed=SEEDS)
-def test_scenes_cut_at_whole_seconds_within_the_interval(seed):
+def test_scenes_cut_at_whole_seconds_within_the_interval(seed: int) -> None:
     world = World(WorldConfig(seed, 240, cut_s=(6, 20)))
     at = 0
     scenes = []
@@ -187,12 +189,12 @@ def test_scenes_cut_at_whole_seconds_within_the_interval(seed):
     assert len(set(scenes)) == len(scenes)
 
 
-def test_without_cuts_the_background_never_changes():
+def test_without_cuts_the_background_never_changes() -> None:
     world = World(WorldConfig(4, 700, cut_s=None))
     assert world.scene(0) == world.scene(695)
 
 
-def _looks_like(frame: np.ndarray, event, time_s: float) -> bool:
+def _looks_like(frame: np.ndarray, event: Event, time_s: float) -> bool:
     """Return True if enough pixels near the event's centre have its colour."""
     x, y = event.centre(time_s)
     box = frame[max(0, int(y) - 8) : int(y) + 9, max(0, int(x) - 8) : int(x) + 9].astype(float)
@@ -201,7 +203,7 @@ def _looks_like(frame: np.ndarray, event, time_s: float) -> bool:
 
 
 @pytest.mark.parametrize("seed", [3, 17, 101])
-def test_an_event_is_in_the_frames_exactly_while_it_is_visible(seed):
+def test_an_event_is_in_the_frames_exactly_while_it_is_visible(seed: int) -> None:
     world = World(WorldConfig(seed, 60, 9.0, moving=0.5))
     events = list(world.events())
     assert len(events) >= 5
@@ -215,7 +217,7 @@ def test_an_event_is_in_the_frames_exactly_while_it_is_visible(seed):
                 assert _looks_like(world.frame(time_s), event, time_s) == shown
 
 
-def test_moving_shapes_move_and_their_centres_stay_in_the_cell_where_they_appeared():
+def test_moving_shapes_move_and_their_centres_stay_in_the_cell_where_they_appeared() -> None:
     moved = 0
     for event in World(WorldConfig(8, 600, 20.0, moving=1.0)).events():
         row, column = divmod(event.place, 3)
@@ -228,7 +230,7 @@ def test_moving_shapes_move_and_their_centres_stay_in_the_cell_where_they_appear
 
 
 @pytest.mark.parametrize("side", [168, 336, 672])
-def test_a_large_frame_looks_like_the_small_one_after_area_resize(side):
+def test_a_large_frame_looks_like_the_small_one_after_area_resize(side: int) -> None:
     world = World(WorldConfig(5, 60, 20.0, moving=0.5))
     for time_s in (1.0, 7.5, 13.0, 33.5):
         large = Image.fromarray(world.frame(time_s, side)).resize((84, 84), Image.Resampling.BOX)
@@ -252,19 +254,19 @@ def test_a_large_frame_looks_like_the_small_one_after_area_resize(side):
         {"counted": 4},
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(wrong):
+def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
         WorldConfig(**wrong)
     assert next(reversed(wrong)) in error.value.message
 
 
 @pytest.mark.parametrize("before_s", [50, -60])
-def test_evidence_that_crosses_a_full_minute_is_refused(before_s):
+def test_evidence_that_crosses_a_full_minute_is_refused(before_s: int) -> None:
     with pytest.raises(ConfigError, match="crosses a full minute"):
         WorldConfig(evidence_events=4, evidence_s=16, length_s=300, before_s=before_s)
 
 
-def test_the_world_and_its_questions_need_no_torch():
+def test_the_world_and_its_questions_need_no_torch() -> None:
     heavy = "sum(name in sys.modules for name in ('torch', 'transformers', 'av'))"
     code = f"import sys; import samples.worlds.world, samples.worlds.questions; sys.exit({heavy})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

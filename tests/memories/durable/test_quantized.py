@@ -23,7 +23,7 @@ from protokv.memories.durable.quantized import (
     make_feature_dither,
     quantize_vectors,
 )
-from tests.core.streams import World, shape_of
+from tests.core.streams import World, shape_of, slots_of
 
 
 def quantize(vectors: Tensor, mass: int) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ def test_attention_reads_what_the_bank_holds_after_every_step(
             state = {name: tensor.clone() for name, tensor in memory.tensors().items()}
             memory, _ = memory_of(60, dtype=dtype, center_bits=bits, words=words)
             memory.load(state)
-        context = memory.context()
+        context = slots_of(memory)
         state = memory.tensors()
         begin = context.far.start
         for prefix in ("", "words.") if words else ("",):

@@ -4,7 +4,6 @@ a say.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -17,18 +16,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protokv.core import arrays
 from protokv.core.attention import attend
 from protokv.core.bank import FarTokens
+from protokv.core.near import KVSlots
 from protokv.core.step import StepKV
+from protokv.device import arrays
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from protokv.memories.durable.rule import DurableRule
-from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
+from tests.core.streams import World, copy_of, feed, same, shape_of, slots_of, small_durable
 from tests.counting import Counting
-from tests.oracles.durable import Point, Protection, Step, cluster, fold, usual_cost, weigh
+from tests.oracles.durable import Point, Protection, Step, cluster, fold, weigh
 from tests.oracles.invariants import check_bank
 from tests.oracles.quantized import round_center
 
@@ -58,15 +58,13 @@ class Watched(DurableRule):
             keeps.append(held)
             shares.append(held.share())
         if self._repeats is not None:
-            weights, (opened, absorbed) = (
-                self._repeats._weights[: len(weighed)],
-                (bank.opened, bank.absorbed),
-            )
-            weighed = torch.tensor(weigh(weights.tolist(), int(opened[0, 0]), int(absorbed[0, 0])))
+            weights = self._repeats._weights[: len(weighed)]
+            counts = int(bank.opened[0, 0]), int(bank.absorbed[0, 0])
+            weighed = torch.tensor(weigh(weights.tolist(), *counts))
         chosen: list[Tensor] = []
         # Rows that are no candidates stay as they are.
         candidates = self._candidates
-        self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[assignment]
+        self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[method-assign]
         super().absorb_(tokens, step, told)
         del self._candidates
         after, (B, K, _), signs = (
@@ -85,10 +83,7 @@ class Watched(DurableRule):
             for point in points:
                 point.sketch = torch.tensor(fold(point.center, signs)).to(self._dtype).tolist()
                 point.kept = point.mass > 0 and keeps[head].keeps(point.last, step, len(weighed))
-            T = len(weighed)
-            found = Step(
-                points, T, usual_cost(points[-T:]) if self._repeats is not None else math.inf
-            )
+            found = Step(points, len(weighed), deep=self._repeats is not None)
             if found.ambiguous:
                 continue
             expected = [
@@ -298,7 +293,7 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant(budget: int) -> 
 
 def test_centres_are_rounded_as_written_out() -> None:
     shape = shape_of(layers=1, heads=1, size=12)
-    bank = QuantizedBank(shape, 60)
+    bank = QuantizedBank(shape, 60, KVSlots(shape, far=60, near=0))
     generator = torch.Generator().manual_seed(2)
     centers = torch.randn(60, 24, generator=generator)
     mass = torch.arange(60) * 37 % 1500
@@ -325,9 +320,9 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
     with FakeTensorMode(), torch.no_grad():
         shape = shape_of(layers=layers, heads=4, size=128, components=3)
         config = small_durable(K, split=(0, 1), center_bits=bits)
-        merging = DurableRule(
-            (QuantizedBank if bits == 8 else DurableBank)(shape, K), config, shape
-        )
+        slots = KVSlots(shape, far=K, near=0)
+        bank = QuantizedBank(shape, K, slots) if bits == 8 else DurableBank(shape, K)
+        merging = DurableRule(bank, config, shape)
         # As in a deep model.
         merging._drops = True
         keys = torch.zeros(4 * layers, 196, 128)
@@ -346,24 +341,43 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
 
 
 @pytest.mark.parametrize("deep", [True, False])
-def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(
+def test_a_deep_model_drops_strangers_and_a_shallow_one_averages_them(
     deep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     world = World(shape_of(layers=1, heads=1, size=32), 1, things=400, noise=0.1)
     memory = DurableMemory(small_durable(30, center_bits=32), world.shape, world.rotary)
-    memory.start(*world.sink())
-    steps = [world.step(index, 6) for index in range(40)]
-    for step in steps:
-        memory.append(step)
-    came = torch.cat([step.values[0, 0] for step in steps]).float()
-    apart = torch.cdist(memory.tensors()["bank.value_center"][0, 0], came).amin(1)
-    usual = torch.cdist(came, came).median()
-    assert (apart.max() < usual / 2) == deep
-    assert (memory.tensors()["bank.mass"] > 0).all()
+    feed(memory, world, [6] * 40)
+    mass = memory.tensors()["bank.mass"]
+    came = 6 * 40 - memory.report()["near_tokens_in_use"]
+    assert (mass > 0).all()
+    assert int(mass.sum()) < came / 2 if deep else int(mass.sum()) == came
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_who_goes_depends_on_the_sizes_of_masses_in_a_deep_model_alone(
+    deep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
+    shape = shape_of(layers=1, heads=20, size=16)
+    merging = DurableRule(DurableBank(shape, 24), small_durable(24, split=(0, 1)), shape)
+    generator = torch.Generator().manual_seed(4)
+    mass = torch.randint(0, 30, (20, 24), generator=generator)
+    sketch = merging._sketch(torch.randn(20, 24, 32, generator=generator), mass > 0)
+    kept = torch.rand(mass.shape, generator=generator) < 0.2
+    # The same order of masses, and other ratios.
+    one, other = (merging._choose(sketch, some, kept, 8) for some in (mass, 7 * mass**2))
+    assert all(map(torch.equal, one, other)) != deep
 
 
 @settings(max_examples=25)
+def _used(memory: DurableMemory) -> int:
+    """How many prototypes the rule has used."""
+    assert isinstance(memory._rule, DurableRule)
+    assert memory._rule.prototypes_used is not None
+    return memory._rule.prototypes_used
+
+
 @given(
     st.lists(st.integers(1, 90), min_size=1, max_size=12),
     st.integers(260, 400),
@@ -375,12 +389,12 @@ def test_a_cpu_reads_no_slot_that_never_held_anything_and_gets_what_it_gets_from
     world = World(shape_of(heads=2, size=16, components=3), seed)
     memory = DurableMemory(small_durable(budget), world.shape, world.rotary)
     steps = feed(memory, world, lengths)
-    context = memory.context()
+    context = slots_of(memory)
     query = steps[-1].keys[0].repeat_interleave(2, 0)
     whole = replace(context, parts=(slice(None),))
     some, all_slots = ([*one.at(0, query)] for one in (context, whole))
     read, slots = (sum(segment.keys.shape[1] for segment in one) for one in (some, all_slots))
-    used = memory._rule.prototypes_used
+    used = _used(memory)
     prototypes = memory._config.prototypes
     assert read == slots - prototypes + used
     local = steps[-1].keys[0], steps[-1].values[0]
@@ -388,8 +402,10 @@ def test_a_cpu_reads_no_slot_that_never_held_anything_and_gets_what_it_gets_from
         attend(query, some, local, 0.3), attend(query, all_slots, local, 0.3)
     )
     # Places are of the slots that are read.
-    assert context.positions_at(0).shape[1] == read
+    positions = context.positions_at(0)
+    assert positions is not None
+    assert positions.shape[1] == read
     again = DurableMemory(small_durable(budget), world.shape, world.rotary)
     again.load(copy_of(memory))
-    assert again._rule.prototypes_used == used
+    assert _used(again) == used
     event("all" if used == prototypes else "some")

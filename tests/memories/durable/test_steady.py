@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from protokv.core import arrays
 from protokv.core.build import build_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
+from protokv.device import arrays
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.memory import DurableMemory
@@ -100,7 +100,7 @@ def test_a_recorded_step_is_replayed_to_equal_bytes(
             places.add(eager.memory._near._start)
         # A resume.
         restored = [
-            restore_memory(config, world.shape, world.rotary, copy_of(one.memory))
+            restore_memory(config, world.shape, world.rotary, copy_of(one.memory), 10**6)
             for one in streams
         ]
         eager, replayed = streams = [Stream(memory, first) for memory in restored]

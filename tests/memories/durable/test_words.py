@@ -15,11 +15,11 @@ from torch import Tensor
 from protokv.core.backbone import Backbone
 from protokv.core.context import PositionFacts
 from protokv.core.rotary import PreciseRotary
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats
 from protokv.memories.durable.memory import DurableMemory
+from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of
@@ -127,6 +127,7 @@ def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
     )
     segments = shown.at(0, torch.zeros(2, 1, 8))
     assert [segment.keys.shape[1] for segment in segments] == [shape.sink_tokens + 22 + 10, 8]
+    assert shown.next_position is not None
     assert int(shown.next_position) <= shape.sink_tokens + 41
 
 

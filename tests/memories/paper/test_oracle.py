@@ -25,7 +25,7 @@ from protokv.memories import PaperConfig
 from protokv.memories.paper import residuals as quantizer
 from protokv.memories.paper import rule as paper_rule
 from protokv.memories.paper.memory import PaperPrototypeMemory
-from tests.core.streams import World, feed, shape_of, small_config
+from tests.core.streams import World, feed, shape_of, slots_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype
 from tests.tolerance import near, tolerance
 
@@ -61,6 +61,10 @@ def _residuals_that_are_alike_have_one_codebook() -> Iterator[None]:
         yield
 
 
+def _configure(changes: dict[str, Any]) -> PaperConfig:
+    return small_config(**changes)
+
+
 def configs() -> st.SearchStrategy[PaperConfig]:
     """Every variant of the paper's ablations and sensitivity tables, and every constant."""
     return st.fixed_dictionaries(
@@ -88,7 +92,7 @@ def configs() -> st.SearchStrategy[PaperConfig]:
             "mass_bias": st.sampled_from(["log_n", "log_n_over_s", "off"]),
             "seed": st.integers(0, 99),
         }
-    ).map(lambda changes: small_config(**changes))
+    ).map(_configure)
 
 
 @given(
@@ -211,7 +215,7 @@ def first_alike(codebook: Tensor) -> Tensor:
 
 
 def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
-    context = fast.context()
+    context = slots_of(fast)
     keys, values, bias = (
         part[:, :, context.far].flatten(0, 1)
         for part in (context.keys, context.values, context.bias)
@@ -227,7 +231,9 @@ def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
         for slot, pairs, mass_bias in naive.pseudo_tokens(*divmod(h, naive.shape.kv_heads)):
             start = slot * len(pairs)
             shown[start : start + len(pairs)] = mass_bias
-            position = head.slots[slot].position
+            prototype = head.slots[slot]
+            assert prototype is not None
+            position = prototype.position
             if ((position % 1 - 0.5).abs() < 1e-3).any():
                 event("a mean position half-way between two: not compared")
                 continue
@@ -276,11 +282,11 @@ def test_a_scene_that_stands_still_is_merged_as_the_algorithm_written_out_does(
     still = world.step(0, 23)
     generator = torch.Generator().manual_seed(1)
     for index in range(14):
-        moved = [
+        keys, values = (
             part + noise * torch.randn(part.shape, generator=generator)
             for part in (still.keys, still.values)
-        ]
-        step = StepKV(*moved, still.positions, still.coordinates, index)
+        )
+        step = StepKV(keys, values, still.positions, still.coordinates, index)
         fast.append(step)
         naive.append(step)
         assert (
@@ -345,6 +351,6 @@ def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
     fast, naive, world = both(small_config(), shape, 2)
     assert list(watched_by_both(fast, naive, world, [5] * 25)) == list(range(25))
     compare_state(fast, naive)
-    context = fast.context()
+    context = slots_of(fast)
     assert context.keys.dtype == context.values.dtype == torch.bfloat16
     assert context.bias.dtype == torch.float32

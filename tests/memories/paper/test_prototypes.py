@@ -1,5 +1,7 @@
 """How the parts of ProtoKV's state are shown."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -27,7 +29,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
     ),
 )
 def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alone(
-    lengths: list[int], reads: list[bool], few: int, seed: int, changes: dict[str, object]
+    lengths: list[int], reads: list[bool], few: int, seed: int, changes: dict[str, Any]
 ) -> None:
     shape = shape_of(heads=2, components=3)
     config = small_config(**changes)

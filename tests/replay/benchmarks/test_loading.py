@@ -88,10 +88,10 @@ def test_a_path_of_annotations_never_leaves_the_folder(tmp_path: Path) -> None:
     inside.parent.mkdir(parents=True)
     for path in (tmp_path / "outside.mp4", inside):
         path.write_bytes(b"x")
-    for path in ("../outside.mp4", str(tmp_path / "outside.mp4"), ""):
-        assert find_dataset_video(root, path) is None
-    for path in ("/data/elsewhere/videos/inside.mp4", "inside", "inside.mkv"):
-        assert find_dataset_video(root, path) == inside
+    for name in ("../outside.mp4", str(tmp_path / "outside.mp4"), ""):
+        assert find_dataset_video(root, name) is None
+    for name in ("/data/elsewhere/videos/inside.mp4", "inside", "inside.mkv"):
+        assert find_dataset_video(root, name) == inside
 
 
 def test_types_of_rvs_are_joined_by_question_and_answer_and_by_the_video_of_several(
@@ -174,6 +174,15 @@ def test_both_forms_of_streamingbench_are_one_and_late_times_are_counted(
         assert parse_annotated_time(AnnotationRecord({"at": text}, "here"), "at") == seconds
         with pytest.raises(ConfigError, match="no clock time"):
             parse_annotated_time(AnnotationRecord({"at": f"{text}x"}, "here"), "at")
+
+
+def test_of_equal_candidates_the_last_letter_of_mlvu_is_right(copied: Copied) -> None:
+    root = copied("mlvu")
+    change(
+        root / "json" / "3_ego.json",
+        lambda row: row | {"candidates": ["a", "b", "a"], "answer": "a"},
+    )
+    assert {question.answer for question in load("mlvu", root) if question.type == "ego"} == {"C"}
 
 
 def test_what_mlvu_lacks_is_named_and_an_answer_that_is_no_candidate_is_never_right(

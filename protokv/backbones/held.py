@@ -1,0 +1,169 @@
+"""`HeldModel`: what a stream knows of a model of transformers that somebody has loaded.
+
+Its files say which model it is, if they are here and its weights are theirs; else a sample of its
+weights does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any, Final
+from weakref import WeakValueDictionary, finalize
+
+import torch
+from torch import Tensor
+
+from protokv.backbones.decoder import LanguageDecoder, require_model_object
+from protokv.backbones.loading import identify_held_model
+from protokv.backbones.registry import find_family
+from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
+from protokv.core.attention import ATTENTION_NAME
+from protokv.core.backbone import StreamModel
+from protokv.core.modes import plain_tensors
+from protokv.errors import ConfigError
+from protokv.machine import is_out_of_memory
+
+_ARGUMENTS: Final = ("cache", "past_key_values")
+
+
+class HeldModel(LanguageDecoder, StreamModel):
+    """A decoder, and what its first keys tell of its layers."""
+
+    def __init__(self, model: Any) -> None:
+        """Read a model, set its attention, and try it with a token.
+
+        ConfigError: it is no model, it is being trained, or no memory serves its layers or its
+        attention.
+        """
+        require_model_object(model)
+        if model.training:
+            why = "the model is being trained, and nothing is trained through a memory"
+            raise ConfigError(why, hint="call model.eval()")
+        try:
+            super().__init__(model)
+            self.layer_kinds = [kind for kind, _ in StreamCache(self).kinds]
+            self._use_our_attention()
+            self._probe()
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise
+            why = f"a token is not forwarded by {type(model).__name__} as expected: {error}"
+            raise ConfigError(why.splitlines()[0], hint="use another model") from error
+        family = find_family(model.config.model_type)
+        self.frames_per_step, self.default_fps = family.read_rate(model.config)
+        self.settings = {}
+        self._hooks = _HOOKS.get(id(model)) or _Hooks(model, self.module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeldModel:
+        """Return itself: a copied stream goes on with the same model."""
+        return self
+
+    def _probe(self) -> None:
+        """Forward a token at two positions, to see what its layers make of it. ConfigError."""
+        layers: list[StreamCacheLayer] = []
+
+        @plain_tensors()
+        def read(position: int) -> Tensor:
+            cache = StreamCache(self)
+            place = torch.full((1, self.position_components), position, device=device)
+            ids = torch.full((1, 1), len(weight) // 2, device=device)
+            where = {"position_ids": self.to_ids(place), CACHE_ARGUMENT: cache}
+            self.module(input_ids=ids, use_cache=True, **where)
+            cache.check_read()
+            layers[:] = cache.memory_layers
+            return cache.read_all()[0]
+
+        weight = self.module.get_input_embeddings().weight
+        # Weights that are offloaded are on no device, and their hooks move what they are given.
+        device = "cpu" if weight.is_meta else weight.device
+        half = torch.finfo(weight.dtype).bits < 32
+        rotated = self.find_rotated(read, 0.1 if half else 1e-3)
+        keys = layers[0].read()[0]
+        self.layers = len(layers)
+        self.kv_heads, _, self.head_size = keys.shape
+        self.dtype = keys.dtype
+        self.layer_devices = [layer.device for layer in layers]
+        self.device = self.layer_devices[0]
+        self.rotated = rotated if len(set(rotated)) > 1 else None
+
+    def identify(self) -> None:
+        """Find out which model this is; its weights may have changed."""
+        self.identity = identify_held_model(self.model)
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model's own angles."""
+        return self.angles(positions)
+
+    def _use_our_attention(self) -> None:
+        """Let the decoder attend by `protokv`. ConfigError: transformers cannot set it."""
+        if self.config._attn_implementation != ATTENTION_NAME:
+            self.module.set_attn_implementation(ATTENTION_NAME)
+        if self.config._attn_implementation != ATTENTION_NAME:
+            why = f"the attention of {type(self.module).__name__} cannot be set"
+            raise ConfigError(why, hint="use a model whose attention is a function of transformers")
+
+    def new_cache(
+        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
+    ) -> StreamCache:
+        """Return its layers before the first token, or as a state has them after `seen` tokens.
+        StateCorrupt: another model left it.
+        """
+        cache = StreamCache(self)
+        if held is not None:
+            cache.load_layers(held, self.layer_devices_of_model(), seen)
+        return cache
+
+
+def _find_cache(named: dict[str, Any]) -> Any:
+    """Return the cache of ours that a model was called with; None: there is none."""
+    found = next((named[name] for name in _ARGUMENTS if named.get(name) is not None), None)
+    return found if hasattr(found, "begin") else None
+
+
+def _begin_call(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tell a cache that a model is called."""
+    if cache := _find_cache(named):
+        cache.refuse_again(named.get("input_ids"))
+        cache.begin(called=True)
+
+
+def _begin_tokens(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tell a cache where the tokens stand that a decoder is about to forward."""
+    if arguments:
+        named = signature(module.forward).bind_partial(*arguments).arguments | named
+    if cache := _find_cache(named):
+        ids = named.get("position_ids")
+        # The first of four rows counts tokens, for masks.
+        where = None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None]
+        cache.begin(where, named.get("attention_mask"))
+
+
+def _end_tokens(module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
+    if cache := _find_cache(named):
+        cache.end()
+
+
+def _end_call(module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
+    if cache := _find_cache(named):
+        cache.end(called=True)
+
+
+class _Hooks:
+    """The hooks of a model, which go with the last cache of it."""
+
+    def __init__(self, model: Any, decoder: Any) -> None:
+        self._model = model  # so that no other model has its id
+        _HOOKS[id(model)] = self
+        for module, (begin, end) in ((model, _CALL), (decoder, _TOKENS)):
+            # A copied model has those of the other one.
+            for known in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [key for key, hook in known.items() if hook in (begin, end)]:
+                    del known[key]
+            finalize(self, module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            finalize(self, module.register_forward_hook(end, with_kwargs=True).remove)
+
+
+_CALL: Final = (_begin_call, _end_call)
+_TOKENS: Final = (_begin_tokens, _end_tokens)
+_HOOKS: Final = WeakValueDictionary[int, _Hooks]()

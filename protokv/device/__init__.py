@@ -1,0 +1,2 @@
+"""The device: captured calls (`graphs`), attention kernels (`kernels`), operations on rows
+(`arrays`)."""

@@ -1,0 +1,271 @@
+"""Ask a stream: read the question, then generate an answer, or choose among some texts.
+
+A question is forwarded after everything seen, with a fork of the stream's layers: it attends to the
+memory and to itself, and is dropped. So asking changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protokv.core.backbone import Backbone, ChatTurn
+from protokv.core.context import CachedContext
+from protokv.core.decoding import (
+    Decoding,
+    Detokenizer,
+    FinishReason,
+    TokenLogprob,
+    TokenSampler,
+    is_looping,
+)
+from protokv.core.parts import TokenPlacement, TranscriptAttachment
+from protokv.core.recent import RecentSteps
+from protokv.core.step import StreamClock
+from protokv.stream.evidence import Evidence, find_evidence
+from protokv.stream.reading import QuestionForwarder, QuestionLogits
+from protokv.stream.stream import Stream
+from protokv.timings import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer and its cost."""
+
+    question: str
+    text: str  # the generated answer
+    stream_time_s: float  # stream time at which it was asked
+    ttft_ms: float  # from the arrival of the question to the first token
+    total_ms: float  # to the last one
+    # slots of memory that attention could see, and tokens of steps that were read again
+    context_tokens: int
+    tokens: int  # generated tokens
+    # mean log probability, in nats, of its tokens and its end: how sure the model is
+    mean_logprob: float
+    # the stream times that the answer stands on; None unless asked for
+    evidence: Evidence | None = None
+    # also: it has the most tokens allowed, or it repeated itself
+    finish_reason: FinishReason = "stop"
+    turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
+    # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for
+    # them
+    chances: list[list[TokenLogprob]] | None = None
+    # of each choice, together 1; None: there were none to choose from
+    probabilities: Mapping[str, float] | None = None
+
+
+class AskedStream(Stream):
+    """A stream that answers questions."""
+
+    timings: Timings | None = None  # where to add up seconds by stage
+    backbone: Backbone
+    placement: TokenPlacement
+    recent: RecentSteps
+    words_end: StreamClock | None  # where the stream stood after the last step with words
+    _reader: QuestionForwarder
+
+    @property
+    def transcript(self) -> TranscriptAttachment | None:
+        """The attachment that keeps what was said; None: there is none."""
+        found = (one for one in self.attachments if isinstance(one, TranscriptAttachment))
+        return next(found, None)
+
+    def prefill(self, question: str | list[int]) -> Tensor:
+        """Return the logits `[n, vocabulary]` float32 of the tokens after the video, from which
+        `ask` answers.
+        """
+        return self.read_question(question, whole=True).logits
+
+    def ask(self, question: str, decoding: Decoding | None = None, **how: Any) -> Answer:
+        """Return the whole answer at once; `how` are the keywords of `stream`: evidence, turns,
+        system.
+        """
+        pieces = self.stream(question, decoding, **how)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+
+    def choose(self, question: str, choices: Sequence[str], **how: Any) -> Answer:
+        """Answer with one of some texts: the one whose first token is likeliest. One forward;
+        nothing is generated.
+
+        `Answer.mean_logprob` is that of the chosen one among all that the model could say. `how`
+        and errors: `stream`.
+        """
+        return self.ask(question, Decoding(choices=tuple(choices)), **how)
+
+    def stream(
+        self,
+        question: str,
+        decoding: Decoding | None = None,
+        *,
+        evidence: bool = False,
+        turns: Sequence[ChatTurn] = (),
+        system: str | None = None,
+    ) -> Generator[str, None, Answer]:
+        """Answer from memory alone, piece by piece. Changes nothing; the generator returns the
+        `Answer`.
+
+        It reads the memory in place, so let it end before the next `watch`. Without `decoding`,
+        tokens are chosen as the model was published to. With `evidence` the answer names the stream
+        times that it stands on. `turns` are earlier questions with their answers, and `system`
+        stands in front of the question.
+
+        Raises:
+            QuestionError: a text is empty, longer than `_MOST_QUESTION_TOKENS`, or contains control
+                tokens.
+            ConfigError: evidence is wanted and the memory does not know the positions of its slots.
+        """
+        decoding = decoding or self.backbone.decoding
+        firsts = self.backbone.choice_ids(decoding.choices)
+        began = time.perf_counter()
+        ids, kept = self.backbone.question_ids(question, turns, system)
+        reading = self.read_question(ids, record=evidence, room=decoding.max_new_tokens)
+        found = self._find_evidence(ids, reading) if evidence else None
+        answer = Answer(
+            question,
+            text="",
+            stream_time_s=self.clock.stream_time_s,
+            ttft_ms=0.0,
+            total_ms=0.0,
+            context_tokens=reading.cache.context.visible_tokens() + len(reading.prelude),
+            tokens=0,
+            mean_logprob=0.0,
+            evidence=found,
+            turns=kept,
+        )
+        if firsts:
+            answer = _choose(answer, reading, decoding.choices, firsts)
+            yield answer.text
+            first_at = time.perf_counter()
+        else:
+            answer, first_at = yield from self._generate(answer, reading, decoding, ids)
+        self._note_graphs()
+        ttft_ms = (first_at - began) * 1e3
+        return replace(answer, ttft_ms=ttft_ms, total_ms=(time.perf_counter() - began) * 1e3)
+
+    def _find_evidence(self, ids: list[int], reading: QuestionLogits) -> Evidence:
+        if reading.cache.queries is None:
+            # A graph recorded nothing.
+            reading = self.read_question(ids, record=True)
+        return find_evidence(self, reading)
+
+    def _generate(
+        self, answer: Answer, reading: QuestionLogits, decoding: Decoding, asked: Sequence[int]
+    ) -> Generator[str, None, tuple[Answer, float]]:
+        """Generate an answer token by token, and yield its text as it comes; return it, and when
+        its first token was there.
+        """
+        backbone = self.backbone
+        # Penalties count the text before and after the video; -1 stands for the video between the
+        # two.
+        sample = TokenSampler(decoding, backbone.device, [*backbone.prefix_ids, -1, *asked])
+        text = Detokenizer(backbone.decode, decoding.stop)
+        chosen = sample(reading.logits[-1])
+        token = sample.fetch(chosen)
+        first_at = time.perf_counter()
+        pieces = []
+        ids = list[int]()
+        finish_reason: FinishReason = "stop"
+        while token not in backbone.stop_ids:
+            ids.append(token)
+            if piece := text.push(token):
+                pieces.append(piece)
+                yield piece
+            if text.stopped:
+                break
+            if len(ids) == decoding.max_new_tokens:
+                finish_reason = "length"
+                break
+            # Greedy decoding repeats for ever once it repeats; a drawn answer may leave the loop.
+            if decoding.temperature == 0 and is_looping(ids):
+                finish_reason = "repetition"
+                break
+            with torch.inference_mode():
+                chosen = sample(self._reader.decode(reading, chosen, len(ids) - 1))
+            token = sample.fetch(chosen)
+        if piece := text.finish():
+            pieces.append(piece)
+            yield piece
+        answer = replace(
+            answer,
+            text="".join(pieces).strip(),
+            tokens=len(ids),
+            mean_logprob=sample.mean_logprob(),
+            finish_reason=finish_reason,
+            chances=None if decoding.top_logprobs is None else sample.read_chances()[: len(ids)],
+        )
+        return answer, first_at
+
+    def _note_graphs(self) -> None:
+        """Add to the timings which calls were run by a graph."""
+
+    @torch.inference_mode()
+    def read_question(
+        self,
+        question: str | list[int],
+        *,
+        whole: bool = False,
+        record: bool = False,
+        room: int | None = None,
+    ) -> QuestionLogits:
+        """Forward a question, or token ids as they are, after the memory.
+
+        The logits are those of the last token, or of the `whole` question, which may take
+        gigabytes. With `room` for so many tokens of an answer it is read by a graph where that can
+        be. Else, with `record`, the cache keeps the queries that read the context, for
+        `find_evidence`.
+        """
+        backbone = self.backbone
+        placement = self.placement
+        ids = backbone.question_ids(question)[0] if isinstance(question, str) else question
+        prelude = self.recent.steps
+        ends_with_words = self.clock == self.words_end
+        if room is not None:
+            differs = bool(prelude) or ends_with_words
+            reading = self._reader.read(self, ids, room, differs=differs)
+            if reading is not None:
+                return reading
+        context = self.recent.hide(self.memory.recall())
+        clock = self.clock
+        if ends_with_words and self.memory.hides_recent and not prelude:
+            ids, context, clock = backbone.after_words(ids, context, clock)
+        context = placement.place(context, clock.next_position)
+        start = placement.text_start(context, clock)
+        cache = self.cache.fork(CachedContext(context))
+        again = backbone.text_positions(0, 0)
+        if prelude:
+            steps = [tokens for tokens, _ in prelude]
+            again = torch.cat([where for _, where in prelude])
+            shown = placement.forward_positions(again, context)
+            embedded = torch.cat([one.embeddings for one in steps])
+            backbone.forward(embedded, shown, cache, steps=steps)
+            start = max(start, int(shown.max()) + 1)
+        cache.queries = [] if record else None
+        where = backbone.text_positions(start, len(ids))
+        hidden = backbone.forward(backbone.embed_text(ids), where, cache)
+        logits = backbone.logits(hidden if whole else hidden[-1:])
+        return QuestionLogits(logits, cache, start + len(ids), again)
+
+
+def _choose(
+    answer: Answer, reading: QuestionLogits, choices: Sequence[str], firsts: Sequence[list[int]]
+) -> Answer:
+    """Return an answer with the likeliest of some texts, by the tokens with which each may
+    begin.
+    """
+    likely = reading.logits[-1].log_softmax(-1)
+    chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
+    best = int(chances.argmax())
+    shares = dict(zip(choices, chances.softmax(0).tolist(), strict=True))
+    return replace(
+        answer, text=choices[best], mean_logprob=float(chances[best]), probabilities=shares
+    )

@@ -1,0 +1,1 @@
+"""Walk-throughs, the toy world and the studies on it. Not part of the wheel."""

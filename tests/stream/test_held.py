@@ -1,0 +1,264 @@
+"""With a model that somebody holds a memory is right, or it is refused in one line before anything
+is forwarded.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import DynamicCache
+
+import protokv
+from protokv.backbones.stream_cache import CACHE_ARGUMENT
+from protokv.core.step import StepKV
+from protokv.errors import ConfigError
+from protokv.memories import MemoryConfig
+from tests.core.streams import copy_of, same
+
+BASE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16}
+ANSWER: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+
+
+def make(name: str, **settings: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")(**BASE | settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    g = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.copy_(0.25 * torch.randn(weight.shape, generator=g))
+    return model
+
+
+def texts(count: int, each: int = 10, seed: int = 1, words: int = 82) -> list[Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return [8 + torch.randint(0, words, (1, each), generator=g) for _ in range(count)]
+
+
+@torch.no_grad()
+def feed(model: Any, cache: Any, steps: list[Tensor]) -> None:
+    for ids in steps:
+        model(**cache.step({"input_ids": ids}))
+        cache.commit()
+
+
+@torch.no_grad()
+def ask(model: Any, cache: protokv.Cache, ids: Tensor) -> Tensor:
+    found: Tensor = model(**cache.question({"input_ids": ids})).logits[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return make("Llama")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("SmolLM3", {"no_rope_layers": [0] * 4, "use_sliding_window": False}),
+        ("Exaone4", MIXED),
+        ("Cohere2", MIXED),
+    ],
+    ids=str,
+)
+def test_tokens_said_again_merge_into_what_they_are_where_no_layer_rotates(
+    name: str, settings: dict[str, Any]
+) -> None:
+    """Six words again and again take few places: the memory stands for the full cache."""
+    model = make(name, **settings)
+    steps = texts(12, words=6)
+    cache = protokv.Cache(model, 70, center_bits=32)
+    feed(model, cache, steps)
+    plain = DynamicCache(config=model.config)
+    (question,) = texts(1, seed=2)
+    with torch.no_grad():
+        for ids in steps:
+            model(input_ids=ids, **{CACHE_ARGUMENT: plain})
+        theirs = model(input_ids=question, **{CACHE_ARGUMENT: plain}).logits[0].log_softmax(-1)
+    ours = ask(model, cache, question).log_softmax(-1)
+    assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 0.01
+
+
+def test_layers_that_do_not_rotate_hold_keys_as_they_are_beside_layers_that_do() -> None:
+    model = make("SmolLM3", no_rope_layers=[1, 0, 0, 1], use_sliding_window=False)
+    cache = protokv.Cache(model, 24, center_bits=32)
+    feed(model, cache, texts(1))
+    assert cache.decoder.rotated == [True, False, False, True]
+    memory = cache.memory
+    assert memory is not None
+    one = torch.randn(4, 2, 1, 16, generator=torch.Generator().manual_seed(3))
+    for step in range(1, 12):
+        line = torch.arange(10 * step, 10 * step + 10)[:, None]
+        keys = one.expand(-1, -1, 10, -1).contiguous()
+        memory.append(StepKV(keys, keys, line, torch.full((10, 2), 0.5), step))
+    for layer in range(4):
+        (part,) = memory.context().at(layer, torch.empty(0))
+        heaviest = part.keys[0, part.bias[0].argmax()]
+        assert torch.allclose(heaviest, one[layer, 0, 0], atol=1e-4) == (layer in (1, 2))
+
+
+@pytest.mark.parametrize("kind", ["yarn", "longrope"])
+@pytest.mark.parametrize("memory", ["durable", "infinipot-v"])
+def test_angles_that_lengthen_keys_do_so_once(kind: str, memory: str) -> None:
+    own = {
+        "rope_type": kind,
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+    }
+    more = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
+    model = make("Llama", rope_parameters=own | more)
+    assert model.model.rotary_emb.attention_scaling > 1.05
+    steps = texts(12)
+    exact = {"center_bits": 32} if memory == "durable" else {}
+    cache = protokv.Cache(model, memory=MemoryConfig.of(memory, budget=400, **exact))
+    feed(model, cache, steps)
+    (question,) = texts(1, seed=2)
+    with torch.no_grad():
+        expected = model(torch.cat((*steps, question), 1)).logits[0, -10:]
+    torch.testing.assert_close(ask(model, cache, question), expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("Gemma2", {"head_dim": 16, "layer_types": ["full_attention"] * 4}, "softcap"),
+        ("GraniteSWA", {"layer_types": ["full_attention"] * 4}, "s_aux"),
+        ("JetMoe", {"kv_channels": 16}, "changes its keys"),
+        ("DiffLlama", {}, "changes its values"),
+        ("Doge", {}, "mask for each head"),
+        ("GPTJ", {"n_embd": 64, "n_head": 4, "n_layer": 3, "rotary_dim": 8}, "as expected|undo"),
+        ("Bloom", {"n_head": 4, "n_layer": 3}, "cannot be set"),
+    ],
+)
+def test_attention_that_a_memory_does_not_serve_is_refused_before_a_token_is(
+    name: str, settings: dict[str, Any], said: str
+) -> None:
+    if not hasattr(transformers, f"{name}Config"):
+        pytest.skip("this version of transformers has no such family")
+    with pytest.raises(ConfigError, match=said):
+        protokv.Cache(make(name, **settings))
+
+
+@contextmanager
+def failing(module: Any) -> Iterator[None]:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no memory left")
+
+    hook = module.register_forward_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="no memory left"):
+            yield
+    finally:
+        hook.remove()
+
+
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "first layer": lambda model: model.model.layers[0].mlp,
+    "inner layer": lambda model: model.model.layers[2].self_attn,
+    "last layer": lambda model: model.model.layers[3],
+    "head": lambda model: model.lm_head,
+}
+
+
+@pytest.mark.parametrize("settings", [("Llama", {}), ("Exaone4", MIXED)], ids=lambda own: own[0])
+@pytest.mark.parametrize("place", list(PLACES))
+def test_a_forward_that_fails_leaves_nothing(settings: tuple[str, Any], place: str) -> None:
+    model = make(settings[0], **settings[1])
+    steps, (question,) = texts(12), texts(1, seed=2)
+    cache, clean = protokv.Cache(model, 48), protokv.Cache(model, 48)
+    feed(model, clean, steps)
+    feed(model, cache, steps[:6])
+    with failing(PLACES[place](model)), torch.no_grad():
+        model(**cache.step({"input_ids": steps[6]}))
+    with pytest.raises(ConfigError, match="the last forward failed"):
+        cache.commit()
+    with failing(PLACES[place](model)), torch.no_grad():
+        model(**cache.question({"input_ids": question}))
+    feed(model, cache, steps[6:])
+    assert torch.equal(ask(model, cache, question), ask(model, clean, question))
+    assert same(copy_of(cache.stream), copy_of(clean.stream))
+
+
+def test_a_copied_model_notes_each_token_once(llama: Any) -> None:
+    steps, (question,) = texts(8), texts(1, seed=2)
+    cache = protokv.Cache(llama, 24)
+    feed(llama, cache, steps)
+    other = copy.deepcopy(llama)
+    again = protokv.Cache(other, 24)
+    feed(other, again, steps)
+    assert torch.equal(ask(other, again, question), ask(llama, cache, question))
+    hooks = (other.model._forward_pre_hooks, other._forward_pre_hooks)
+    assert list(map(len, hooks)) == [1, 1]
+    del again
+    assert list(map(len, hooks)) == [0, 0]
+
+
+def test_a_question_is_asked_once_and_tokens_are_not_hidden(llama: Any) -> None:
+    cache = protokv.Cache(llama, 24)
+    (ids,) = texts(1)
+    feed(llama, cache, texts(8))
+    question = cache.question({"input_ids": ids})
+    before = copy_of(cache.stream)
+    llama.generate(**question, **ANSWER)
+    with pytest.raises(ConfigError, match="this question was asked"):
+        llama.generate(**question, **ANSWER)
+    padded = torch.ones_like(ids)
+    padded[0, :3] = 0
+    for call in (cache.step, cache.question):
+        with pytest.raises(ConfigError, match="hides tokens"):
+            call({"input_ids": ids, "attention_mask": padded})
+    assert same(copy_of(cache.stream), before)
+
+
+def test_training_is_refused_and_a_gradient_is_not_lost_without_a_word(llama: Any) -> None:
+    model = copy.deepcopy(llama)
+    cache = protokv.Cache(model, 24)
+    (ids,) = texts(1)
+    with pytest.raises(ConfigError, match="trained through a memory"):
+        model(**cache.step({"input_ids": ids})).logits.sum().backward()
+    model.train()
+    for use in (lambda: protokv.Cache(model), lambda: feed(model, cache, [ids])):
+        with pytest.raises(ConfigError, match="being trained"):
+            use()
+
+
+def test_an_answer_reads_the_memory_where_a_model_was_published_without_a_cache(llama: Any) -> None:
+    model = copy.deepcopy(llama)
+    cache = protokv.Cache(model, 24)
+    (ids,) = texts(1)
+    feed(model, cache, texts(8))
+    expected = model.generate(**cache.question({"input_ids": ids}), **ANSWER)
+    model.generation_config.use_cache = False
+    assert torch.equal(model.generate(**cache.question({"input_ids": ids}), **ANSWER), expected)
+
+
+def test_a_forgotten_commit_is_told(llama: Any) -> None:
+    cache = protokv.Cache(llama, 24)
+    steps = [{"input_ids": ids} for ids in texts(4)]
+    with torch.no_grad():
+        for step in steps[:3]:
+            llama(**cache.step(step))
+    with pytest.raises(ConfigError, match="wait for a commit"):
+        cache.step(steps[3])
+    with pytest.raises(ConfigError, match="has input_ids"):
+        cache.question({"inputs_embeds": torch.zeros(1, 1, 64)})

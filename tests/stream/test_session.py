@@ -1,0 +1,419 @@
+"""A session equals the plain model while nothing has been evicted, and asking leaves no trace."""
+
+import math
+import weakref
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from protokv.backbones import load_backbone
+from protokv.backbones.loading import read_generation_config
+from protokv.core.backbone import Backbone
+from protokv.core.build import build_memory, make_memory_shape
+from protokv.core.decoding import Decoding
+from protokv.core.memory import Memory
+from protokv.core.rotary import rerotate
+from protokv.core.step import make_cell_centres
+from protokv.errors import ConfigError, ModelError, OutOfMemory, PositionWarning
+from protokv.memories import MEMORIES, DurableConfig, MemoryConfig, PaperConfig
+from protokv.stream.session import Session
+from tests.backbones.tiny import write_qwen2_5_vl
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames, watched
+from tests.core.streams import copy_of, same
+from tests.mock_backbone import MockBackbone
+from tests.tolerance import near_logits
+
+QUESTION = "what is the first star ?"
+# DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
+EXACT_AT_FIRST = sorted(set(MEMORIES) - {"dycoke", "last-frames"})
+
+
+@pytest.fixture(scope="module")
+def upstream(tiny_folder: Path) -> Upstream:
+    return Upstream("qwen2_5_vl", tiny_folder)
+
+
+@cache
+def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> torch.Tensor:
+    """transformers' own model over the same frames, with its own embeddings and positions:
+    `[suffix, vocabulary]`.
+    """
+    inputs = upstream.inputs([random_frames(i) for i in range(n_steps)], question, step_seconds=1.0)
+    return upstream.logits(inputs, len(upstream.chat(question)[1]))
+
+
+@pytest.mark.parametrize("kind", EXACT_AT_FIRST)
+@pytest.mark.parametrize("n_steps", [1, 11])
+def test_before_evictions_logits_are_plain(
+    tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
+) -> None:
+    # No step is larger, so that the near window has its quarter.
+    session = watched(tiny, MemoryConfig.of(kind, budget=400).for_step(400), range(n_steps))
+    expected = plain_logits(upstream, n_steps)
+    torch.testing.assert_close(
+        session.prefill(QUESTION), expected, **near_logits(session, expected)
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)])
+def test_logits_equal_the_plain_model_at_every_grouping(
+    tmp_path: Path, heads: int, kv_heads: int
+) -> None:
+    folder = write_qwen2_5_vl(tmp_path, heads=heads, kv_heads=kv_heads)
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    session = watched(backbone, PaperConfig(budget=400), range(4))
+    expected = plain_logits(Upstream("qwen2_5_vl", folder), 4)
+    torch.testing.assert_close(
+        session.prefill(QUESTION), expected, **near_logits(session, expected)
+    )
+
+
+def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: Upstream) -> None:
+    session = watched(tiny, PaperConfig(budget=400), range(4))
+    expected = plain_logits(upstream, 5)
+    assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(
+        session, expected
+    )["atol"]
+
+
+@pytest.mark.parametrize("kind", sorted(MEMORIES))
+def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
+    session = watched(tiny, MemoryConfig.of(kind, budget=40), range(9))
+    before = copy_of(session)
+    clock = session.clock
+    logits = session.prefill(QUESTION)
+    for _ in range(2):
+        session.ask(QUESTION, Decoding(max_new_tokens=5, temperature=1.0))
+    assert session.clock == clock
+    assert torch.equal(session.prefill(QUESTION), logits)
+    assert same(before, session.tensors())
+
+
+def test_published_penalties_are_theirs(
+    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = watched(tiny, PaperConfig(budget=400), range(3))
+    monkeypatch.setattr(tiny, "stop_ids", frozenset())
+    penalties = {"repetition_penalty": 1.3}
+    published = GenerationConfig(do_sample=True, top_k=1, max_new_tokens=12, **penalties)
+    monkeypatch.setattr(tiny, "decoding", read_generation_config(published))
+    answer = session.ask(QUESTION)
+    inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
+    expected, lead = upstream.generate(inputs, 12, **penalties)
+    assert lead > 2 * 1.3 * near_logits(session, session.prefill(QUESTION))["atol"]
+    assert answer.text == tiny.decode(expected).strip() != session.ask(QUESTION, Decoding(12)).text
+    assert answer.tokens == 12
+
+
+def test_what_a_model_was_published_with_is_read_and_what_makes_no_sense_is_named() -> None:
+    drawn = GenerationConfig(
+        do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
+    )
+    assert read_generation_config(drawn) == Decoding(64, 0.7, 0.8, 20, 1.05)
+    assert read_generation_config(GenerationConfig(temperature=0.7, top_k=20)) == Decoding()
+    assert read_generation_config(
+        GenerationConfig(do_sample=True, max_new_tokens=10**6)
+    ) == Decoding(16_384, 1.0)
+    drawn.top_p = "most"
+    with pytest.raises(ModelError, match=r"generation_config\.json makes no sense"):
+        read_generation_config(drawn)
+
+
+def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(
+    tiny: Backbone,
+) -> None:
+    session = watched(tiny, PaperConfig(budget=400), range(2))
+    turns = [("what ?", "red " * 700), *[("who ?", "star " * 500)] * 7, ("where ?", "first")]
+    answer = session.ask(QUESTION, Decoding(1), turns=turns)
+    assert 0 < answer.turns < len(turns)
+    ids = [len(tiny.suffix_ids(QUESTION, turns[-n:])) for n in (answer.turns, answer.turns + 1)]
+    assert ids[0] <= 4096 < ids[1]
+    again = session.ask(QUESTION, Decoding(4), turns=turns[-1:])
+    assert (again.turns, again.question) == (1, QUESTION)
+    assert again.mean_logprob != session.ask(QUESTION, Decoding(4)).mean_logprob
+    told = session.ask(QUESTION, Decoding(4), system="the star is red")
+    assert (
+        told.mean_logprob == session.ask(f"the star is red\n\n{QUESTION}", Decoding(4)).mean_logprob
+    )
+
+
+def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Backbone) -> None:
+    session = watched(tiny, PaperConfig(budget=400), range(3))
+    how = {"turns": [("who ?", "star")], "evidence": True}
+    choices = ("red star", "blue", "two")
+    firsts = [tiny.encode(one)[0] for one in choices]
+    asked = session.choose(QUESTION, choices, **how)
+    for answer, turns in (
+        (session.ask(QUESTION, Decoding(choices=choices)), ()),
+        (asked, how["turns"]),
+    ):
+        logits = session.read_question(tiny.suffix_ids(QUESTION, turns)).logits[-1]  # type: ignore[arg-type]
+        expected = logits[firsts].softmax(0)
+        assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-5)  # type: ignore[union-attr]
+        assert (answer.text, answer.tokens) == (choices[int(expected.argmax())], 0)
+        assert answer.mean_logprob == pytest.approx(
+            float(logits.log_softmax(0)[firsts].max()), rel=1e-5
+        )
+    assert asked.evidence == session.ask(QUESTION, **how).evidence  # type: ignore[arg-type]
+
+
+def test_a_choice_counts_in_any_spelling_and_choices_that_begin_alike_are_refused() -> None:
+    class Spelling(MockBackbone):
+        def encode(self, text: str) -> list[int]:
+            # The space is a token of its own in front of "no".
+            return {"yes": [0], "Yes": [1], " yes": [2], " Yes": [3], "no": [4], "No": [5]}.get(
+                text
+            ) or [7, 4]
+
+        def decode(self, ids: list[int]) -> str:
+            return "" if ids == [7] else "word"
+
+    assert Spelling().choice_ids(["yes", " no "]) == [[0, 1, 2, 3], [4, 5]]
+    for choices, said in (
+        ("red ring,Red star", "red ring and Red star begin alike"),
+        ("red, ", "a choice is empty"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            MockBackbone().choice_ids(choices.split(","))
+
+
+def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
+    session = Session.start(tiny, PaperConfig(budget=400))
+    session.watch(random_frames(0), time_s=0.0)
+    session.watch(random_frames(1), time_s=60.0)
+    # Two positions a second behind a prefix of three tokens.
+    assert session.clock.next_position == len(tiny.prefix_ids) + 120 + 1
+    assert session.clock.stream_time_s == 61.0
+
+
+def test_a_step_is_encoded_over_the_prototypes(tiny: Backbone) -> None:
+    config = PaperConfig(budget=36, pseudo_tokens=1, split=(1, 1))
+    session = watched(tiny, config, range(13))
+    tensors = copy_of(session)
+    tensors["bank.value_center"] += 1
+    other = Session.resume(tiny, config, session.clock, tensors)
+    for each in (session, other):
+        each.watch(random_frames(13))
+    keys, changed = (each.tensors()["near.keys"] for each in (session, other))
+    assert not torch.equal(keys, changed)
+
+
+def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
+    stream, compact = (
+        watched(tiny, PaperConfig(budget=400, positions=p), range(6)) for p in ("stream", "compact")
+    )
+    expected = stream.prefill(QUESTION)
+    # Compact, the prompt prefix is attended to by itself.
+    torch.testing.assert_close(compact.prefill(QUESTION), expected, **near_logits(stream, expected))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PaperConfig(budget=72),
+        DurableConfig(budget=72),
+        MemoryConfig.of("sliding-window", budget=72),
+    ],
+    ids=lambda config: config.name,
+)
+def test_compact_positions_stay_within_the_budget_for_ever(
+    tiny: Backbone, config: MemoryConfig
+) -> None:
+    session = Session.start(tiny, config.with_fields({"positions": "compact"}))
+    seen: list[int] = []
+    forward = tiny.forward
+
+    def spy(
+        embeddings: torch.Tensor, positions: torch.Tensor, *rest: object, **more: object
+    ) -> torch.Tensor:
+        seen.append(int(positions.max()))
+        return forward(embeddings, positions, *rest, **more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "forward", spy)
+        for step in range(40):
+            session.watch(random_frames(step), time_s=100.0 * step)
+        logits = session.prefill(QUESTION)
+    assert session.clock.next_position > 7_000
+    # Distances inside the window are those of the stream; what is older takes one position a time
+    # at the most.
+    window = 2 * 100 * (config.near_tokens // 6)
+    assert (
+        max(seen)
+        < window + config.prototypes + len(tiny.prefix_ids) + len(tiny.suffix_ids(QUESTION)) + 10
+    )
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("far_out", [9_000, 2**32])
+def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
+    tiny: Backbone, far_out: int
+) -> None:
+    session = watched(
+        tiny, MemoryConfig.of("sliding-window", budget=400, positions="compact"), range(6)
+    )
+    expected = session.prefill(QUESTION)
+    tensors = copy_of(session)
+    here = tensors["near.positions"]
+    there = here.clone()
+    there[:, 0] += far_out
+    tensors["near.keys"] = rerotate(tensors["near.keys"], here, there, tiny.precise_rotary)
+    tensors["near.positions"] = there
+    clock = replace(session.clock, next_position=session.clock.next_position + far_out)
+    later = Session.resume(tiny, session.config, clock, tensors)
+    torch.testing.assert_close(later.prefill(QUESTION), expected, **near_logits(session, expected))
+    stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), clock, tensors)
+    # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the
+    # same any more.
+    assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
+
+
+def test_leaving_the_trained_positions_is_told_once_in_numbers(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "max_position", 50)
+    with pytest.warns(
+        PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact"
+    ) as told:
+        watched(tiny, DurableConfig(budget=48), range(40))
+    assert len(told) == 1
+    watched(tiny, MemoryConfig.of("durable", budget=16, positions="compact"), range(40))
+
+
+@pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), 1e9, float("inf")])
+def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
+    with pytest.raises(ConfigError, match="fps"):
+        Session.start(tiny, PaperConfig(), fps=fps)
+
+
+def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) -> None:
+    session = Session.start(tiny, DurableConfig(budget=16))
+    for question, said in (("what " * 5000, "tokens"), ("x" * 10**7, "10,000,000 characters")):
+        with pytest.raises(ConfigError, match=said):
+            session.ask(question)
+
+
+def test_a_memory_too_large_is_refused_before_it_is_allocated(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.core.build._device_bytes", lambda _: 10 * 2**20)
+    with pytest.raises(
+        OutOfMemory,
+        match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0",
+    ):
+        Session.start(tiny, DurableConfig(budget=16_000_000))
+    small, huge = (MemoryConfig.of("sliding-window", budget=n) for n in (16, 16_000_000))
+    session = Session.start(tiny, small)
+    with pytest.raises(OutOfMemory, match="budget: 16000000 tokens"):
+        Session.resume(tiny, huge, session.clock, session.tensors())
+    device = replace(make_memory_shape(tiny, small, 3), device=torch.device("meta"))
+    with torch.inference_mode(), pytest.raises(OutOfMemory):
+        build_memory(DurableConfig(budget=9000), device, tiny.rotary)
+    # What is held beside what is saved counts too, and so does a copy of that.
+    configs = (MemoryConfig.of(name, budget=2000) for name in MEMORIES)
+    for config in (one for one in configs if one.memory.bounded):
+        shape = make_memory_shape(tiny, config, 3)
+        memory = config.memory(config, shape, tiny.rotary)
+        for less in (0, 1):
+            there = memory.bytes_held + (memory.most_bytes or 0) - less
+            monkeypatch.setattr("protokv.core.build._device_bytes", lambda _, there=there: there)
+            with pytest.raises(OutOfMemory) if less else nullcontext():
+                build_memory(config, shape, tiny.rotary)
+
+
+def test_the_memory_that_a_first_step_replaces_is_gone_before(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session.start(tiny, DurableConfig(budget=40))
+    first = weakref.ref(session.memory)
+    held = []
+    monkeypatch.setattr(
+        "protokv.stream.stream.build_memory", lambda *of: held.append(first()) or build_memory(*of)
+    )
+    session.watch(random_frames(0))
+    assert held == [None]
+
+
+def test_a_first_step_without_room_leaves_a_session_as_it_was(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(config: DurableConfig, *of: object) -> Memory:
+        if config.step_tokens:
+            raise OutOfMemory("no room")
+        return build_memory(config, *of)  # type: ignore[arg-type]
+
+    session = Session.start(tiny, DurableConfig(budget=40))
+    before = session.prefill(QUESTION)
+    with monkeypatch.context() as patch:
+        patch.setattr("protokv.stream.stream.build_memory", build)
+        with pytest.raises(OutOfMemory, match="no room"):
+            session.watch(random_frames(0))
+    assert session.intact
+    assert torch.equal(session.prefill(QUESTION), before)
+    session.watch(random_frames(0))
+    assert same(session.tensors(), watched(tiny, DurableConfig(budget=40), range(1)).tensors())
+
+
+def test_cell_centres_do_not_depend_on_resolution() -> None:
+    assert make_cell_centres((2, 2)).tolist() == [
+        [0.25, 0.25],
+        [0.75, 0.25],
+        [0.25, 0.75],
+        [0.75, 0.75],
+    ]
+    assert make_cell_centres((4, 4)).mean(0).tolist() == [0.5, 0.5]
+
+
+class Stuck(MockBackbone):
+    said = 3.0
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(hidden * 0 + self.said)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "said", "reason", "tokens"),
+    [
+        (Decoding(max_new_tokens=500), 3.0, "repetition", 32),
+        (Decoding(max_new_tokens=20), 3.0, "length", 20),
+        (Decoding(max_new_tokens=60, temperature=0.001), 3.0, "length", 60),
+        # The end of an answer.
+        (Decoding(), 1.75, "stop", 0),
+    ],
+)
+def test_an_answer_says_why_it_ends_and_is_cut_where_it_repeats_itself_unless_it_is_drawn(
+    decoding: Decoding, said: float, reason: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stuck, "said", said)
+    answer = watched(Stuck(), DurableConfig(budget=40), range(2)).ask(QUESTION, decoding)
+    assert (answer.finish_reason, answer.tokens, len(answer.text.split())) == (
+        reason,
+        tokens,
+        tokens,
+    )
+    # Of all tokens, the one that ends the answer too: one logit is 1, and seven are 0.
+    assert answer.mean_logprob == pytest.approx(1 - math.log(math.e + 7))
+
+
+def test_words_need_a_transcript_and_change_nothing_without_one(tiny: Backbone) -> None:
+    session = watched(tiny, DurableConfig(budget=40, words=True), range(2))
+    before = copy_of(session)
+    with pytest.raises(ConfigError, match="transcript"):
+        session.watch(random_frames(2), words=["two three"])
+    assert session.intact
+    assert session.clock.steps == 2
+    assert same(before, session.tensors())
+
+
+def test_the_near_window_of_durable_holds_one_step_of_the_size_of_the_first(tiny: Backbone) -> None:
+    for given in (0, 18):
+        session = watched(tiny, DurableConfig(budget=400, step_tokens=given), range(5))
+        tokens = given or session.clock.tokens_seen // 5
+        assert session.config == DurableConfig(budget=400, step_tokens=tokens)
+        assert session.memory.report()["near_tokens_in_use"] == tokens
