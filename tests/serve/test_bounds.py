@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.ingestion import IngestOptions
 from protokv.serve import ServerLimits, StateFolder, build_app
 from protokv.state.checkpoint import save_state
-from protokv.state.reader import StateReader, load_state
+from protokv.state.reader import load_state
+from protokv.stream.session import Session
 from protokv_cli.output import Output
 from protokv_cli.serve import _Log
 from tests.mock_backbone import MockBackbone
@@ -163,7 +163,7 @@ def test_a_state_of_too_great_a_budget_is_refused_before_it_is_loaded(
     with TestClient(app, base_url="http://localhost") as one:
         asked = {"model": "garden", "messages": [{"role": "user", "content": "what is it"}]}
         assert one.post("/v1/chat/completions", json=asked).status_code == 200
-        monkeypatch.setattr(StateReader, "session", lambda *_: pytest.fail("it was loaded"))
+        monkeypatch.setattr("protokv.serve.states.open_session", lambda *_: pytest.fail("loaded"))
         refused = one.post("/v1/chat/completions", json=asked | {"model": "door"})
         assert refused.status_code == 409
         assert f"door.safetensors: its budget of {budget} tokens takes" in refused.text
