@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import asdict, dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -39,13 +39,14 @@ _HINT = 'write {"question": "..."} or the bare question, one a line'
 
 @dataclass(frozen=True, slots=True)
 class UserQuestion:
-    """One question, the expected answer if there is one, and where it was given. QuestionError if
-    it is no text.
+    """One question, the expected answer and the name of it if there are any, and where it was
+    given. QuestionError if it is no text.
     """
 
     text: str
     expected: str | None = None
     where: str = ""
+    id: str | int | None = None
 
     def __post_init__(self) -> None:
         check_question_text(self.text)
@@ -96,23 +97,25 @@ def read_questions(
                 yield UserQuestion(argument, where=where)
 
 
+_ERRORS: Final = "surrogateescape"  # a line that is no text is refused by itself
+
+
 def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
     """Open a text file, or stdin for `-`, as UTF-8 with or without its mark, or as UTF-16 with it;
     what is none is refused line by line.
     """
     if place != "-":
         file = Path(place).open("rb")  # noqa: SIM115 -- the wrapper owns it
-        return TextIOWrapper(file, **_choose_encoding(file))
+        return TextIOWrapper(file, _choose_encoding(file), _ERRORS)
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(**_choose_encoding(sys.stdin.buffer))
+        sys.stdin.reconfigure(encoding=_choose_encoding(sys.stdin.buffer), errors=_ERRORS)
     return nullcontext(sys.stdin)
 
 
-def _choose_encoding(file: Any) -> dict[str, str]:
+def _choose_encoding(file: Any) -> str:
     begins = file.peek(2)[:2] if hasattr(file, "peek") else b""
     marked = begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    encoding = "utf-16" if marked else "utf-8-sig"
-    return {"encoding": encoding, "errors": "surrogateescape"}
+    return "utf-16" if marked else "utf-8-sig"
 
 
 def _parse_lines(place: str, name: str, refusals: QuestionErrors) -> Iterator[UserQuestion]:
@@ -135,7 +138,8 @@ def _parse(line: str, where: str) -> UserQuestion:
     expected = row.get("answer")
     if not isinstance(question, str) or not isinstance(expected, str | None):
         raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
-    return UserQuestion(question, expected, where)
+    name = row.get("id")
+    return UserQuestion(question, expected, where, name if isinstance(name, str | int) else None)
 
 
 def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
@@ -243,6 +247,8 @@ class Answerer:
                 with self.refusals.at(question.where):
                     answer = self._stream(session, decoding, question.text)
                     row = self._make_row(answer, state, question.expected)
+                    if question.id is not None:
+                        row["id"] = question.id
                     if self.how.frames is not None:
                         from protokv_cli.frames import write_evidence_frames
 

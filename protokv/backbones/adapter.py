@@ -57,7 +57,7 @@ class TransformersBackbone(Backbone):
     # default is a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
     identify = staticmethod(loading.identify_model)
-    read_decoder: ClassVar[Callable[[Any], LanguageDecoder]] = LanguageDecoder
+    read_decoder: ClassVar[type[LanguageDecoder]] = LanguageDecoder
     # if it is not as expected
     otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"
     _grid: tuple[int, int]

@@ -349,11 +349,28 @@ def read_generation_config(config: Any) -> Decoding:
 
 
 def digest_model_parameters(model: Any) -> str:
-    """Return sha256 over a sample of each weight of a model."""
+    """Return sha256 over a sample of each weight of a model, and its active adapters."""
     digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        digest.update(name.encode() + _sample(weight.detach()))
+    for name, weight in _list_plain_weights(model):
+        digest.update(name.encode() + _sample(weight))
+    for name, module in model.named_modules():
+        # Layers with adapters, of peft. A model has a method of this name.
+        if isinstance(getattr(type(module), "disable_adapters", None), property):
+            active = (module.active_adapters, module.disable_adapters)
+            digest.update(f"{name} {active}".encode())
     return digest.hexdigest()
+
+
+def _list_plain_weights(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return weights by name, without quantized ones, which a forward may pack, and those on no
+    device.
+    """
+    found = ((name, weight.detach()) for name, weight in model.named_parameters())
+    return [
+        (name, one)
+        for name, one in found
+        if type(one) is torch.Tensor and one.is_floating_point() and not one.is_meta
+    ]
 
 
 def identify_held_model(model: Any) -> BackboneIdentity:
@@ -385,7 +402,7 @@ def has_stored_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
                 if rows:
                     part = stored[: _SAMPLED if rows == 1 else 1]
                     known |= {_sample(part), _sample(part.to(dtype))}
-    weights = (weight.detach() for weight in model.parameters() if weight.ndim in (1, 2))
+    weights = (one for _, one in _list_plain_weights(model) if one.ndim in (1, 2))
     return all(_sample(one if one.ndim == 1 else one[:1]) in known for one in weights)
 
 

@@ -228,6 +228,11 @@ def _check_family(folder: Path) -> None:
         raise ModelError(
             "there is no config.json in it", hint="name the folder that holds the model's own files"
         )
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            "an adapter lies in its folder, which transformers loads where peft is installed",
+            hint="merge it into the model, or move adapter_config.json away",
+        )
     kind = read_model_file(str(folder), "config.json").get("model_type")
     if isinstance(kind, str) and kind not in MODEL_FAMILIES:
         from transformers.models.auto.modeling_auto import (

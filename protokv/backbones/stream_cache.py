@@ -280,7 +280,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             self._settled = clean_layer_tensors(collect_layer_tensors(self.layers), self._settled)
             _restore_layers(self.layers, self._settled, self.seen)
 
-    def take(self, other: StreamCache, tokens: int = 0) -> None:  # type: ignore[override]
+    def take(self, other: StreamCache, tokens: int = 0) -> None:
         """Go on from a settled fork, or `tokens` later. Other layers' tensors are copied, in place
         where sizes stay.
         """

@@ -26,7 +26,7 @@ class ReplayStream(ABC):
     def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Yield its steps in order."""
 
-    def words(self, start_s: float, end_s: float) -> list[str]:
+    def words(self, start_s: float, end_s: float) -> Sequence[str]:
         """Return the subtitles of a step [start_s, end_s); none by default. Steps are asked for
         once, in order.
         """
@@ -68,7 +68,7 @@ class VideoFileStream(ReplayStream):
         with open_source(self._path) as source:
             yield from read_steps(source, fps, frames_per_step)
 
-    def words(self, start_s: float, end_s: float) -> list[str]:
+    def words(self, start_s: float, end_s: float) -> Sequence[str]:
         """Return what the subtitles say there."""
         return self._words.between(start_s, end_s)
 

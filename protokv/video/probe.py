@@ -273,7 +273,7 @@ def _read_orientation(frame: Any) -> tuple[int, bool, int]:
     encoder.time_base = Fraction(1, 25)
     data = b"".join(map(bytes, [*encoder.encode(small), *encoder.encode(None)]))
     with Image.open(io.BytesIO(data)) as png:
-        tag = png.getexif().get(ExifTags.Base.Orientation)
+        tag = int(png.getexif().get(ExifTags.Base.Orientation) or 0)
     degrees = -frame.rotation % 360
     # FFmpeg before version 8 does not write the tag.
     turned = _ORIENTATIONS.get(tag, (-90 * round(degrees / 90) % 360, False))

@@ -156,6 +156,10 @@ def drop_template(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an adapter": (
+        lambda f: (f / "adapter_config.json").write_text("{}"),
+        "an adapter lies in its folder",
+    ),
     "no config": (lambda f: (f / "config.json").unlink(), "there is no config.json"),
     "no JSON": (
         lambda f: (f / "config.json").write_text('{"model_type": '),

@@ -125,9 +125,11 @@ def test_commands_and_options_of_an_example_exist(command: str) -> None:
 
 def check_values(name: str, given: dict[str, Any]) -> None:
     """Read the texts of options as the command does, which raises for what is none."""
-    for group in get_type_hints(COMMANDS[name].__wrapped__).values():
+    command: Any = COMMANDS[name]
+    for group in get_type_hints(command.__wrapped__).values():
         if is_dataclass(group):
-            filled: Any = group(**{one.name: given[one.name] for one in fields(group)})
+            made: Any = group
+            filled = made(**{one.name: given[one.name] for one in fields(group)})
             make_kwargs(filled)
             if isinstance(filled, MemoryFlags):
                 filled.config()

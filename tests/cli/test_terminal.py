@@ -64,8 +64,7 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     _, share, *last = seen.lines()
     forms = "(6 tokens exactly, 18 prototypes of older ones)"
     assert share == f"the budget keeps 1/3 of the video {forms}"
-    last = " ".join(last)
-    assert last.startswith("ask it: protokv query --model ")
+    assert " ".join(last).startswith("ask it: protokv query --model ")
 
 
 def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted(

@@ -9,7 +9,7 @@ from protokv.core.context import PositionFacts
 from protokv.core.memory import Memory
 from protokv.core.rotary import PreciseRotary
 from protokv.memories import DurableConfig, PaperConfig
-from protokv.stream.session import Session
+from protokv.stream.stream import Stream
 from protokv.testing.streams import PlainRotary as PlainRotary
 from protokv.testing.streams import ToyStream as World
 from protokv.testing.streams import feed as feed
@@ -45,6 +45,6 @@ def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Positio
     return PositionFacts(precise, origin, 2**18, moving)
 
 
-def copy_of(memory: Memory | Session) -> dict[str, Tensor]:
+def copy_of(memory: Memory | Stream) -> dict[str, Tensor]:
     """The state, safe from later steps."""
     return {name: tensor.clone() for name, tensor in memory.tensors().items()}

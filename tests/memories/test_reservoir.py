@@ -120,4 +120,4 @@ def test_a_count_that_does_not_fit_the_held_tokens_is_refused_by_name(seen: int)
     state = copy_of(memory) | {"reservoir.seen": torch.tensor([seen])}
     shape = shape_of(heads=2)
     with pytest.raises(StateCorrupt, match=r"reservoir\.seen"):
-        restore_memory(config, shape, World(shape, 0).rotary, state)
+        restore_memory(config, shape, World(shape, 0).rotary, state, 2)

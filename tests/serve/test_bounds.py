@@ -163,7 +163,9 @@ def test_a_state_of_too_great_a_budget_is_refused_before_it_is_loaded(
     with TestClient(app, base_url="http://localhost") as one:
         asked = {"model": "garden", "messages": [{"role": "user", "content": "what is it"}]}
         assert one.post("/v1/chat/completions", json=asked).status_code == 200
-        monkeypatch.setattr("protokv.serve.states.open_session", lambda *_: pytest.fail("loaded"))
+        monkeypatch.setattr(
+            "protokv.serve.states.open_session", lambda *_, **__: pytest.fail("it was loaded")
+        )
         refused = one.post("/v1/chat/completions", json=asked | {"model": "door"})
         assert refused.status_code == 409
         assert f"door.safetensors: its budget of {budget} tokens takes" in refused.text

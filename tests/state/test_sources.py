@@ -120,7 +120,7 @@ def test_a_record_that_makes_no_sense_is_named() -> None:
 
 
 @pytest.mark.parametrize("part", ["x", "nan", "1e999", "-"])
-def test_a_part_of_a_video_that_makes_no_sense_is_refused(part):
+def test_a_part_of_a_video_that_makes_no_sense_is_refused(part: str) -> None:
     header = replace(at(1), source={"name": "a.mp4 from 3 s", "fingerprint": f"ab@{part}+9"})
     with pytest.raises(StateCorrupt, match="makes no sense"):
         list_video_places(header)

@@ -5,6 +5,7 @@ is forwarded.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from transformers import DynamicCache
 import protokv
 from protokv.backbones.stream_cache import CACHE_ARGUMENT
 from protokv.core.step import StepKV
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
 from tests.core.streams import copy_of, same
 
@@ -262,3 +263,32 @@ def test_a_forgotten_commit_is_told(llama: Any) -> None:
         cache.step(steps[3])
     with pytest.raises(ConfigError, match="has input_ids"):
         cache.question({"inputs_embeds": torch.zeros(1, 1, 64)})
+
+
+class Adapted(torch.nn.Linear):
+    """A layer with two adapters, as peft has it."""
+
+    active = "a"
+    disabled = False
+
+    @property
+    def active_adapters(self) -> list[str]:
+        return [self.active]
+
+    @property
+    def disable_adapters(self) -> bool:
+        return self.disabled
+
+
+def test_a_state_is_of_the_adapter_that_was_active(llama: Any, tmp_path: Path) -> None:
+    model = copy.deepcopy(llama)
+    layer = model.model.layers[0].mlp.up_proj = Adapted(64, 48, bias=False).requires_grad_(False)
+    path = tmp_path / "adapted.safetensors"
+    cache = protokv.Cache(model, 24)
+    feed(model, cache, texts(2))
+    cache.save(path)
+    assert protokv.Cache.load(path, model).seen == 20
+    for name, value in (("active", "b"), ("disabled", True)):
+        setattr(layer, name, value)
+        with pytest.raises(StateMismatch, match="weights_digest"):
+            protokv.Cache.load(path, model)

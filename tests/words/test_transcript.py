@@ -104,11 +104,12 @@ def test_people_get_the_times_of_a_cue_and_the_model_its_step(
         session.watch(random_frames(n), words=subtitles.between(float(n), n + 1.0))
     protokv.save(session, tmp_path / "a.safetensors")
     for one in (session, protokv.load(tmp_path / "a.safetensors", tiny)):
-        (line,) = one.transcript.lines
+        held = transcript_of(one)
+        (line,) = held.lines
         assert (line.step, line.start_s, line.end_s) == (step, step, step + 1)
-        (said,) = one.transcript.between(step + 0.1, step + 0.2)
+        (said,) = held.between(step + 0.1, step + 0.2)
         assert ((said.start_s, said.end_s), said.step) == (pytest.approx(times_s), step)
-        assert one.transcript.between(step + 1.1, step + 1.2) == []
+        assert held.between(step + 1.1, step + 1.2) == []
 
 
 def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:

@@ -19,6 +19,8 @@ from samples.worlds.studies import FOLDER, list_studies, load_study
 
 STUDIES = list_studies()
 OF_WORLDS = [name for name in STUDIES if load_study(name).worlds]
+NOT_RUN = ("first-tokens", "random")
+"""Memories of studies whose rows are not published yet."""
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -62,9 +64,9 @@ def test_published_rows_are_of_the_memories_and_worlds_of_their_study(name: str)
     study = load_study(name)
     lines = gzip.decompress((FOLDER / "harder" / f"{name}.jsonl.gz").read_bytes()).splitlines()
     rows = [msgspec.json.decode(line, type=AnswerRow) for line in lines]
-    assert {(row.memory, row.budget) for row in rows} == {
-        (v.label, v.budget) for v in study.variants(study.budgets)
-    }
+    variants = study.variants(study.budgets)
+    run = {(v.label, v.budget) for v in variants if v.label not in NOT_RUN}
+    assert {(row.memory, row.budget) for row in rows} == run
     assert study.worlds
     assert {row.video for row in rows} == {f"world-{seed}" for seed in study.worlds.seeds}
     # Worlds of four places; opening all of them would take seconds.
@@ -105,7 +107,7 @@ def test_the_coefficient_sweep_halves_and_doubles_each_constant() -> None:
 def test_a_row_with_budgets_of_its_own_is_run_at_these_and_at_budgets_named_by_hand() -> None:
     study = load_study("harder")
     assert {v.label for v in study.variants([4])} == {"full", "durable"}
-    assert len(study.variants([100])) == 8
+    assert len(study.variants([100])) == 10
 
 
 def test_only_an_embedded_model_has_the_small_budgets_of_a_study() -> None:
