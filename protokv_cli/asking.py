@@ -39,13 +39,14 @@ _HINT = 'write {"question": "..."} or the bare question, one a line'
 
 @dataclass(frozen=True, slots=True)
 class UserQuestion:
-    """One question, the expected answer if there is one, and where it was given. QuestionError if
-    it is no text.
+    """One question, the expected answer and the name of it if there are any, and where it was
+    given. QuestionError if it is no text.
     """
 
     text: str
     expected: str | None = None
     where: str = ""
+    id: str | int | None = None
 
     def __post_init__(self) -> None:
         check_question_text(self.text)
@@ -137,7 +138,8 @@ def _parse(line: str, where: str) -> UserQuestion:
     expected = row.get("answer")
     if not isinstance(question, str) or not isinstance(expected, str | None):
         raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
-    return UserQuestion(question, expected, where)
+    name = row.get("id")
+    return UserQuestion(question, expected, where, name if isinstance(name, str | int) else None)
 
 
 def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
@@ -245,6 +247,8 @@ class Answerer:
                 with self.refusals.at(question.where):
                     answer = self._stream(session, decoding, question.text)
                     row = self._make_row(answer, state, question.expected)
+                    if question.id is not None:
+                        row["id"] = question.id
                     if self.how.frames is not None:
                         from protokv_cli.frames import write_evidence_frames
 

@@ -31,6 +31,16 @@ _PACKAGES = (
     "numpy",
     "typer",
     "rich",
+    # of extras
+    "starlette",
+    "uvicorn",
+    "obstore",
+    "matplotlib",
+    "ray",
+    "pyarrow",
+    "openai",
+    "accelerate",
+    "bitsandbytes",
 )
 _CODECS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
 _VARIABLES = re.compile(

@@ -13,8 +13,7 @@ class ExitCode(IntEnum):
     DONE = 0  # it did what it was told to do
     FAILURE = 1  # it failed; also: two states that `inspect` compares differ
     USAGE = 2  # an option, a setting or a password is wrong
-    # the state is written, but video or subtitles are damaged, or one of several failed
-    PARTIAL = 3
+    PARTIAL = 3  # the state is written, but video or words are damaged, or one of several failed
     NOT_FOUND = 10  # there is no such video, state or model
     LOCKED = 11  # another process is writing the state, or has written it meanwhile
     MISMATCH = 12  # the state does not fit the model, the memory or this version

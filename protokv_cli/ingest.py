@@ -94,7 +94,10 @@ class _SourceFlags(Flags, panel="What to watch"):
         "--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1
     )
     decoder: str = option(
-        "--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto"
+        "--decoder NAME",
+        "Decoder of files: auto, pyav or decord.",
+        default="auto",
+        values="auto pyav decord",
     )
     chunk: str = option(
         "--chunk COUNT|auto", "Steps together; auto: 4 of a file.", default="1", parse=parse_steps
@@ -132,7 +135,9 @@ class _LiveFlags(Flags, panel="Live sources"):
         "--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration
     )
     on_pressure: str | None = option(
-        "--on-pressure WORD", "Too slow: drop old frames (live), or wait (pipes)."
+        "--on-pressure WORD",
+        "Too slow: drop old frames (live), or wait (pipes).",
+        values="drop wait",
     )
     input: list[str] | None = option(
         "--input NAME=VALUE",
@@ -205,7 +210,7 @@ def ingest(
             )
         )
         chosen = IngestOptions(
-            config=memory.config(),
+            config=memory.config() if memory.is_chosen else None,
             backbone=model.model,
             fps=model.fps,
             thumbnails=memory.thumbnails,
@@ -247,7 +252,7 @@ def ingest(
 
             found = estimate_ingest(sources[0], chosen)
             out.note_model(model.model)
-            show_estimate(out, found, chosen.config.budget)
+            show_estimate(out, found, chosen.memory.budget)
         else:
             _ingest_one(out, sources[0], state.state, chosen, clock, live.command)
 

@@ -115,7 +115,7 @@ class EventPrinter(ProgressBar):
         begun = self._begun
         if begun and begun.how == "started" and begun.most_bytes is not None and event.duration_s:
             tokens = event.tokens_seen * event.duration_s / event.stream_time_s
-            self._out.note(_describe_share(tokens, event, self._chosen.config.budget))
+            self._out.note(_describe_share(tokens, event, self._chosen.memory.budget))
 
     def end(self, summary: events.IngestSummary, stopped: ExitCode | None) -> None:
         """Say what to do next, and end with the exit code of the signal that `stopped` it, or of

@@ -20,6 +20,7 @@ _Name = Annotated[
 _MOST_ON_CPU = 900
 _NOTES = """GiB: to watch and to answer in bfloat16; *: free here. tokens: most of a step
 An hour of video takes a 0.5B 3 hours on one core, and a 7B 6 minutes on an H100
+protokv/...: embedded, for drawn shapes only
 Qwen3.6 and Qwen3.8 have the architecture of Qwen3.5: name them like those
 No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"""
 
@@ -64,10 +65,12 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
     Recommended is the greatest one in bfloat16 that fits a GPU or, without one, a CPU in bearable
     time.
     """
-    from protokv.backbones.sizes import KNOWN_MODELS, WEIGHT_DTYPES
+    from protokv.backbones.sizes import EMBEDDED_MODELS, KNOWN_MODELS, WEIGHT_DTYPES
 
+    # These are always here, in 16 bits.
+    cached = {**cached, **{one.name: 2_000_000 * one.millions for one in EMBEDDED_MODELS}}
     rows: list[dict[str, Any]] = []
-    for model in KNOWN_MODELS:
+    for model in (*EMBEDDED_MODELS, *KNOWN_MODELS):
         needed = {dtype: model.needed_bytes(dtype) for dtype in WEIGHT_DTYPES}
         fits = {
             dtype: [one for one, free in room.items() if size <= free]

@@ -50,6 +50,7 @@ def option(
     *,
     default: Any = None,
     parse: Any = lambda it: it,
+    values: str = "",
     **more: Any,
 ) -> Any:
     """Return a field of a dataclass that is an option.
@@ -57,7 +58,8 @@ def option(
     `declared` has its names and what stands for its value, as the help shows them: `--output -o
     STATE`. `panel` is the section of the help; None: that of its dataclass. `default` is False for
     a flag; the help shows numbers and texts. `parse` reads the text of the command line
-    (`make_kwargs`), and `more` are arguments of `typer.Option`.
+    (`make_kwargs`), `values` are what a shell completes, and `more` are arguments of
+    `typer.Option`.
     """
     words = declared.split()
     if default is None and words[-1].startswith("-") and "/" not in declared:
@@ -67,6 +69,10 @@ def option(
     variable = "PROTOKV_" + long.removeprefix("--").replace("-", "_").upper()
     VARIABLES.add(variable)
 
+    if values:
+        more["autocompletion"] = lambda incomplete: [
+            value for value in values.split() if value.startswith(incomplete)
+        ]
     info = typer.Option(
         *names,
         # Without a blank, typer names the type of a flag.
@@ -151,7 +157,19 @@ def make_kwargs(flags: Any, *without: str) -> dict[str, Any]:
         for one in fields(flags)
         if one.name not in without and getattr(flags, one.name) is not None
     ]
-    return {one.name: one.metadata["parse"](getattr(flags, one.name)) for one in kept}
+    return {one.name: read_option(flags, one.name) for one in kept}
+
+
+def read_option(flags: Any, name: str) -> Any:
+    """Return the value of an option, read from its text; None if it has none. ConfigError, naming
+    the option.
+    """
+    (one,) = (one for one in fields(flags) if one.name == name)
+    text = getattr(flags, name)
+    try:
+        return None if text is None else one.metadata["parse"](text)
+    except ConfigError as error:
+        raise ConfigError(f"{one.metadata['name']}: {error.message}", hint=error.hint) from error
 
 
 def list_set_options(flags: Any, *names: str) -> list[str]:
@@ -205,16 +223,25 @@ class ModelFlags(Flags, panel="Model"):
     """Which model, and where it runs."""
 
     model: str | None = option(
-        "--model -m MODEL", "A hub name, a folder, or protokv/mini (embedded).", TOP_PANEL
+        "--model -m MODEL",
+        "A hub name, a folder, or protokv/mini (embedded).",
+        TOP_PANEL,
+        values="protokv/mini protokv/mini-order protokv/mini-words",
     )
     device: str = option(
-        "--device NAME", "auto, cpu, cuda, cuda:N or mps.", TOP_PANEL, default="auto"
+        "--device NAME",
+        "auto, cpu, cuda, cuda:N or mps.",
+        TOP_PANEL,
+        default="auto",
+        values="auto cpu cuda mps",
     )
     revision: str | None = option(
         "--revision REVISION", "Branch, tag or commit. Default: of the state, or main."
     )
     device_map: str | None = option(
-        "--device-map NAME", "auto or balanced: spread model and state over devices."
+        "--device-map NAME",
+        "auto or balanced: spread model and state over devices.",
+        values="auto balanced",
     )
 
     @property
@@ -249,8 +276,14 @@ class WatchModelFlags(ModelFlags):
     fps: float | None = option(
         "--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", TOP_PANEL
     )
-    dtype: str | None = option("--dtype NAME", "auto, float32, bfloat16 or float16.")
-    quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.")
+    dtype: str | None = option(
+        "--dtype NAME",
+        "auto, float32, bfloat16 or float16.",
+        values="auto float32 bfloat16 float16",
+    )
+    quantization: str | None = option(
+        "--quantization BITS", "Weights in 4bit or 8bit.", values="4bit 8bit"
+    )
     frame_tokens: int | None = option(
         "--frame-tokens COUNT", "The most visual tokens of a frame; for Qwen, of two."
     )
@@ -267,17 +300,21 @@ class WatchModelFlags(ModelFlags):
 class MemoryFlags(Flags, panel="Memory"):
     """What a state keeps."""
 
-    memory: str = option(
+    memory: str | None = option(
         "--memory NAME",
-        f"{', '.join(MEMORIES)}, or MODULE:CLASS.",
+        f"{', '.join(MEMORIES)}, or MODULE:CLASS. Default: of the state, or {DEFAULT_MEMORY}.",
         TOP_PANEL,
-        default=DEFAULT_MEMORY,
+        values=" ".join(MEMORIES),
     )
-    budget: str = option(
-        "--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", TOP_PANEL, default="6k"
+    budget: str | None = option(
+        "--budget -b COUNT",
+        "Visual tokens to keep, such as 512. Default: of the state, or 6k.",
+        TOP_PANEL,
     )
     positions: str | None = option(
-        "--positions NAME", "stream, or compact: consecutive for what is in memory."
+        "--positions NAME",
+        "stream, or compact: consecutive for what is in memory.",
+        values="stream compact",
     )
     settings: list[str] | None = option(
         "--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable."
@@ -287,12 +324,18 @@ class MemoryFlags(Flags, panel="Memory"):
         "--thumbnails COUNT", "Pictures for people, 3 KiB each at most.", default=16, min=0
     )
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether any setting of the memory is given; a state that goes on has its own."""
+        names = [one.name for one in fields(self) if one.name != "thumbnails"]
+        return bool(list_set_options(self, *names))
+
     def config(self) -> MemoryConfig:
         """Return the memory; `--set` wins over the others. ConfigError."""
         fixed = {"seed": self.seed} | (
             {} if self.positions is None else {"positions": self.positions}
         )
-        base = MemoryConfig.of(self.memory, budget=self.budget)
+        base = MemoryConfig.of(self.memory or DEFAULT_MEMORY, budget=self.budget or "6k")
         return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
 
 

@@ -105,7 +105,10 @@ def open_commit_at(out: Output, state: str, at: str | None, verify: bool) -> Sta
     reader = StateReader.open(state, verify=verify)
     if at is None:
         return reader
-    moment = find_stream_moment(at, reader, time.time())
+    try:
+        moment = find_stream_moment(at, reader, time.time())
+    except ConfigError as error:
+        raise ConfigError(f"--at: {error.message}", hint=error.hint) from error
     if moment.note:
         out.note(moment.note)
     return reader.at(moment.stream_s)

@@ -23,6 +23,7 @@ from protokv_cli.options import (
     WatchModelFlags,
     check_options,
     option,
+    read_option,
 )
 from protokv_cli.output import (
     Output,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from protokv.replay.dataset import OpenDataset
     from protokv.replay.judges import Judge
     from protokv.replay.plan import ReplayFailure, ReplayPlan
-    from protokv.replay.rows import AnswerRow
+    from protokv.replay.rows import AnswerRow, AnswerRowFile
     from protokv.replay.runner import ReplayProgress
     from protokv.replay.streams import ReplayStream
 
@@ -59,7 +60,10 @@ class _StudyFlags(Flags, panel="What to ask"):
         "--questions FILE", "Questions about the sources, as above.", TOP_PANEL
     )
     delays: str | None = option(
-        "--delays TIMES", "Delays 0,30s,2m,10m. Default: those that fit.", TOP_PANEL
+        "--delays TIMES",
+        "Delays 0,30s,2m,10m. Default: those that fit.",
+        TOP_PANEL,
+        parse=lambda text: [parse_duration(one) for one in parse_list(text)],
     )
     memories: str | None = option(
         "--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", TOP_PANEL
@@ -98,9 +102,9 @@ class _StudyFlags(Flags, panel="What to ask"):
         from protokv.replay.plan import make_replay_plan
         from protokv.replay.runner import TrialSetup
 
-        names, budgets, delays = (
-            parse_list(text) for text in (self.memories, self.budgets, self.delays)
-        )
+        names = parse_list(self.memories)
+        budgets = parse_list(self.budgets)
+        delays = read_option(self, "delays")
         named = make_memory_variants(
             names or ([DEFAULT_MEMORY] if benchmark else COMPARED_MEMORIES),
             [parse_budget(one) for one in budgets] or [MemoryConfig.of(DEFAULT_MEMORY).budget],
@@ -111,7 +115,7 @@ class _StudyFlags(Flags, panel="What to ask"):
         return make_replay_plan(
             streams,
             complete_memory_variants(variants, streams, backbone, baselines=benchmark is not None),
-            [parse_duration(one) for one in delays] or ([0.0] if benchmark else None),
+            delays or ([0.0] if benchmark else None),
             TrialSetup.of(backbone, benchmark, fps=fps),
             intersection=self.intersection,
             types=None if self.types is None else parse_list(self.types),
@@ -150,7 +154,7 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
                 ),
             )
             if self.data_root is None:
-                hint = "name its folder with --data-root; samples/benchmarks/README.md"
+                hint = "name its folder with --data-root"
                 raise ConfigError(f"where is {self.dataset}?", hint=hint)
             return found, open_dataset(
                 found, self.data_root, most_videos=self.videos, subtitles=study.subtitles
@@ -175,8 +179,10 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
 class _ResultFlags(Flags, panel="Results"):
     """Where the results go."""
 
-    results: Path = option(
-        "--output -o FILE", "Results; a run goes on.", TOP_PANEL, default=Path("results.jsonl")
+    target: Path | None = option(
+        "--output -o FILE",
+        "Results; a run goes on. Default: NAME.results.jsonl, by the questions.",
+        TOP_PANEL,
     )
     dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", TOP_PANEL)
     report: bool = option("--report", "Show the results in SOURCE..., merged; ask nothing.")
@@ -186,12 +192,24 @@ class _ResultFlags(Flags, panel="Results"):
     table: Path | None = option("--csv FILE", "All numbers as a CSV file.")
     force: bool = option("--force", "Start over and replace the results.")
 
-    def check(self, *inputs: object) -> None:
+    def locate(self, study: _StudyFlags, benchmark: _BenchmarkFlags) -> Path:
+        """Return the file of results: other questions have another one, here."""
+        name = benchmark.dataset or (study.questions and study.questions.stem) or "replay"
+        return self.target or Path(f"{name}.results.jsonl")
+
+    def check(self, results: Path, *inputs: object) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
         from protokv.replay.figure import check_figure_path
         from protokv.state.store import refuse_input_as_target
 
-        for written in (None if self.report else self.results, self.plot, self.table):
+        check_options(
+            (
+                self.report and not inputs[:-1] and not results.exists(),
+                "no results are named",
+                "protokv replay --report FILE...",
+            )
+        )
+        for written in (None if self.report else results, self.plot, self.table):
             if written is not None:
                 refuse_input_as_target(written, *inputs)
         if self.plot:
@@ -237,9 +255,10 @@ def replay(
         from protokv.replay.judges import Judge
         from protokv.replay.rows import AnswerRowFile, read_answer_rows
 
-        results.check(*(sources or ()), study.questions)
+        file = results.locate(study, benchmark)
+        results.check(file, *(sources or ()), study.questions)
         if results.report:
-            _show_report(out, read_answer_rows(sources or [results.results]), results, {}, {})
+            _show_report(out, read_answer_rows(sources or [file]), results, {}, {})
             return
         model.check()
         known, opened = benchmark.open(sources, study)
@@ -253,14 +272,16 @@ def replay(
         missing = opened.missing
         if results.dry_run:
             cost = plan.cost()
-            if results.results.exists() and not results.force:
-                rows = AnswerRowFile(results.results)
+            if file.exists() and not results.force:
+                rows = AnswerRowFile(file)
                 rows.check(plan.trials.values())
                 cost = plan.cost(rows.rows)
             row = {"type": "plan", **cost, "missing": missing, "notes": dict(opened.notes)}
             out.record(row, "hours of video, and answers over all memories")
         else:
-            missing = _run(out, plan, backbone, opened, results, referee)
+            rows = AnswerRowFile(file, start_over=results.force)
+            missing = _run(out, plan, backbone, opened, results, rows, referee)
+            out.note(f"results: {file}")
         if missing:
             raise typer.Exit(ExitCode.PARTIAL)
 
@@ -271,6 +292,7 @@ def _run(
     backbone: Backbone,
     opened: OpenDataset,
     results: _ResultFlags,
+    rows: AnswerRowFile,
     referee: Judge | None,
 ) -> dict[str, str]:
     """Run the rest of a plan and show the results; return why each video that could not be read was
@@ -278,9 +300,7 @@ def _run(
     """
     from protokv.replay.judges import judge_rows
     from protokv.replay.plan import ReplayFailure, run_replay_plan
-    from protokv.replay.rows import AnswerRowFile
 
-    rows = AnswerRowFile(results.results, start_over=results.force)
     unread = dict(opened.missing)
     with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows, unread) as bar:
         for event in run_replay_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
@@ -302,7 +322,7 @@ def _run(
         )
         _show_report(out, [rows.rows[key] for key in keys], results, left_out, unread)
     if stop.exit is not None:
-        out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
+        out.note(f"stopped; what is done is in {rows.path}. Continue with the same command.")
         raise typer.Exit(stop.exit)
     return unread
 

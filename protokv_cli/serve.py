@@ -23,6 +23,7 @@ from protokv_cli.options import (
     make_kwargs,
     note_unknown_variables,
     option,
+    read_option,
 )
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_every
@@ -53,7 +54,10 @@ class _ServerFlags(DebugFlags, panel="Server"):
     )
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option(
-        "--answer-time TIME", "The longest time for an answer, waiting included.", default="2m"
+        "--answer-time TIME",
+        "The longest time for an answer, waiting included.",
+        default="2m",
+        parse=parse_duration,
     )
 
 
@@ -69,7 +73,9 @@ class _SessionFlags(Flags, panel="Sessions that clients feed with frames"):
     keep: int | None = option(
         "--keep COUNT", "Keep the last COUNT commits of each, for query --at."
     )
-    idle_s: str = option("--idle TIME", "Put away what nobody feeds so long.", default="5m")
+    idle_s: str = option(
+        "--idle TIME", "Put away what nobody feeds so long.", default="5m", parse=parse_duration
+    )
 
 
 def serve(
@@ -126,14 +132,14 @@ def serve(
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(
-            waiting=flags.waiting, answer_s=parse_duration(flags.answer_time)
+            waiting=flags.waiting, answer_s=read_option(flags, "answer_time")
         )
         known = server.StateFolder(Path(states), backbone)
         fed = None
         if sessions.most:
             kept = make_kwargs(sessions, "most", "idle_s")
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
-            bounds = server.FedSessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
+            bounds = server.FedSessionLimits(sessions.most, idle_s=read_option(sessions, "idle_s"))
             fed = server.FedSessions(known, options, bounds)
         app = server.build_app(
             known, token=flags.token, limits=limits, fed=fed, origins=flags.origins or ()

@@ -39,6 +39,13 @@ class KnownModel(NamedTuple):
         return round(weights + max(_WORKING_BYTES, weights * _WORKING_SHARE))
 
 
+# In the package.
+EMBEDDED_MODELS: Final = (
+    KnownModel("protokv/mini", 1, 0, 9),
+    KnownModel("protokv/mini-order", 2, 0, 9),
+    KnownModel("protokv/mini-words", 1, 0, 9),
+)
+
 KNOWN_MODELS: Final = (
     KnownModel("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", 256, 150, 64),
     KnownModel("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", 507, 193, 64),

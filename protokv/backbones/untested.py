@@ -29,7 +29,7 @@ _WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_sca
 class GenericBackbone(TransformersBackbone):
     """Any model of pictures and text."""
 
-    otherwise = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"
+    otherwise = "protokv.Cache serves it in Python: help(protokv.Cache)"
     _grid = (1, 1)
     read_decoder = HeldModel
 

@@ -63,19 +63,23 @@ class KVSlots(StateTensors):
         self.bias[:, :, self.sink] = 0.0
         self.started = True
 
+    @property
+    def flat_far(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all heads together, from the first far slot on, `[n, D]`."""
+        keys, values = self.flat
+        return keys[self.far.start :], values[self.far.start :]
+
     def find_far(self, prototypes: Tensor, of_head: int, shown_as: int = 1) -> Tensor:
-        """Return the rows of `flat` that far slots have, `[n, shown_as]` int64.
+        """Return the rows of `flat_far` that show prototypes, `[n, shown_as]` int64.
 
         `prototypes` `[n]` int64 count over all heads, of which each has `of_head`.
         """
-        beside = self.rows_of_head - of_head * shown_as
         head = prototypes.div(of_head, rounding_mode="floor")
-        first = torch.add(prototypes * shown_as, head, alpha=beside)
+        beside = self.rows_of_head - of_head * shown_as
         if shown_as == 1:
-            return (first + self.far.start)[:, None]
-        return first[:, None] + torch.arange(
-            self.far.start, self.far.start + shown_as, device=first.device
-        )
+            return torch.add(prototypes, head, alpha=beside)[:, None]
+        first = torch.add(prototypes * shown_as, head, alpha=beside)
+        return first[:, None] + torch.arange(shown_as, device=first.device)
 
     def context(
         self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None

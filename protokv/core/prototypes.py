@@ -207,7 +207,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
             cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
             keys, values = self._pseudo_tokens(rows)
             keys = rotate(keys, cos[:, None], sin[:, None])
-            for held, new in zip(slots.flat, (keys, values), strict=True):
+            for held, new in zip(slots.flat_far, (keys, values), strict=True):
                 if new is None:
                     continue
                 new = new.to(held.dtype).expand(*where.shape, -1)

@@ -206,7 +206,7 @@ class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
             raise ConfigError(f"memory {where}: {error}", hint=hint) from error
         if not (isinstance(cls, type) and issubclass(cls, MemoryConfig) and hasattr(cls, "memory")):
             why = f"memory {where}: it is no MemoryConfig with a memory"
-            raise ConfigError(why, hint="see docs/guides/memories.md")
+            raise ConfigError(why, hint="such as protokv.memories.window:WindowConfig")
         self.add(cls.name, where)
         return cls.name
 

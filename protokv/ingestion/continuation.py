@@ -90,7 +90,7 @@ def check_continued_options(path: StatePath, state: StateHeader, options: Ingest
     # defaults.
     found = read_state_memory_config(state)
     # Whether there are words, and how large a step is, is settled where the stream begins.
-    config = options.config.with_words(bool(getattr(found, "words", False)))
+    config = (options.config or found).with_words(bool(getattr(found, "words", False)))
     config = config.for_step(getattr(found, "step_tokens", 0))
     theirs = found.to_dict()
     ours = config.to_dict()

@@ -131,7 +131,9 @@ class IngestOptions:
     contradict.
     """
 
-    config: MemoryConfig = field(default_factory=DurableConfig)
+    # the memory of a new state, which one that goes on must have too; None: that of the state, or
+    # the default
+    config: MemoryConfig | None = None
 
     # The model: a loaded one, so that one process can ingest many sources, or a name or folder;
     # None: the model that the state names, or the default. How to load it is as for
@@ -230,9 +232,14 @@ class IngestOptions:
             )
         return model if state is not None or self.system is None else model.with_system(self.system)
 
+    @property
+    def memory(self) -> MemoryConfig:
+        """The memory of a new state, before its words are known."""
+        return self.config or DurableConfig()
+
     def config_for(self, subtitles: Subtitles) -> MemoryConfig:
         """Return the memory of a new state of a source with these subtitles."""
-        return self.config.with_words(True) if subtitles.has_lines else self.config
+        return self.memory.with_words(True) if subtitles.has_lines else self.memory
 
     def cut_part(self, video: Source) -> Source:
         """Return the part of an open source that is to be watched; all of it by default. Raises as

@@ -87,7 +87,7 @@ def ingest_events(
         source: a path, an address (`protokv.video.address`), or an open source, which is left open.
         target: where the state goes; None: the name of the source with `.safetensors`, in the
             current folder.
-        config: the memory; None: that of `options`.
+        config: the memory; None: that of `options`, of the state, or the default.
         options: how to watch the source and keep its state.
         should_stop: asked after every step or chunk, and while waiting for a frame.
         timings: adds up seconds by stage; None: nothing is timed.

@@ -114,9 +114,7 @@ def open_dataset(
         why = (
             f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}"
         )
-        raise SourceNotFound(
-            why, hint="samples/benchmarks/README.md says how each data set is laid out"
-        )
+        raise SourceNotFound(why, hint="lay it out as its authors publish it, below --data-root")
     return OpenDataset(streams, missing, +notes)
 
 

@@ -197,15 +197,15 @@ class AnswerRowFile:
         """Read the rows that are done; cut off a torn last line. ConfigError: the file holds
         something else.
         """
-        self._path = Path(path)
-        if start_over or not self._path.exists():
-            self._path.write_text("", encoding="utf-8")
-        self.rows = {row.key: row for row in read_answer_rows([self._path])}
-        cut_torn_answer_row(self._path, _ROW_START)
+        self.path = Path(path)
+        if start_over or not self.path.exists():
+            self.path.write_text("", encoding="utf-8")
+        self.rows = {row.key: row for row in read_answer_rows([self.path])}
+        cut_torn_answer_row(self.path, _ROW_START)
 
     def append(self, row: AnswerRow) -> None:
         """Append one row."""
-        with self._path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
         self.rows[row.key] = row
 
@@ -218,6 +218,6 @@ class AnswerRowFile:
             _check_study(
                 facts,
                 trial,
-                f"{self._path} holds results",
+                f"{self.path} holds results",
                 "name another file with -o, or use --force",
             )

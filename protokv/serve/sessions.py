@@ -258,7 +258,7 @@ class FedSessions:
         backbone = self._states.backbone
         system = asked.system_prompt or self._options.system
         backbone = backbone if system is None else backbone.with_system(system)
-        session = Session.start(backbone, self._options.config, fps=asked.fps or self._options.fps)
+        session = Session.start(backbone, self._options.memory, fps=asked.fps or self._options.fps)
         return session, WallClockLog(anchors=[(0.0, time.time())])
 
     def _resume(self, path: Path) -> tuple[Session, WallClockLog]:

@@ -149,6 +149,7 @@ class StateFolder:
         self._check_inside(path)
         reader = StateReader.open(path)
         moment = find_stream_moment(at, reader, time.time())
+        self._make_room(reader)
         return open_session(reader.at(moment.stream_s), self.backbone)
 
     def _check_inside(self, path: Path) -> None:

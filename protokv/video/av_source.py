@@ -159,35 +159,29 @@ class AVSource(Source):
         """Set what stays the same for every reading."""
         self.timing = found.timing
         self.plain = found.plain
+        info = found.info
+        is_file = self._kind == "file"
         # A fragmented MP4 has no index.
-        indexed = found.info.container in _WITH_INDEX and (
-            found.indexed or found.info.container != "mov"
-        )
-        self._indexed = indexed and self._kind == "file"
+        indexed = info.container in _WITH_INDEX and (found.indexed or info.container != "mov")
+        self._indexed = indexed and is_file
         forms = set(container.format.name.split(","))
         # A playlist has a size of its own.
         sized = container.duration or (not forms & {"hls", "dash"} and (container.size or 0) > 0)
-        ends = self._kind == "file" or (self._kind in ("http", "https") and bool(sized))
-        slack_s = _HLS_SLACK_S if "hls" in forms else _SLACK_S
-        self._slack_s = None if ends or self._kind == address.PIPE else slack_s
-        width, height = self._size or (found.info.width, found.info.height)
-        info = replace(
-            found.info,
-            name=address.redact_source(self.source),
-            width=width,
-            height=height,
-            seekable=ends,
-            drawn=container.metadata.get("comment") == WORLD_COMMENT,
-        )
-        whole_s = (container.duration or 0) / av.time_base
-        if self._kind == "file":
+        ends = is_file or (self._kind in ("http", "https") and bool(sized))
+        live_slack_s = _HLS_SLACK_S if "hls" in forms else _SLACK_S
+        self._slack_s = None if ends or self._kind == address.PIPE else live_slack_s
+        name = address.redact_source(self.source)
+        width, height = self._size or (info.width, info.height)
+        drawn = container.metadata.get("comment") == WORLD_COMMENT
+        info = replace(info, name=name, width=width, height=height, seekable=ends, drawn=drawn)
+        if is_file:
             info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s)
         elif ends:
             # A video on a server is told from others by its address, size and length.
-            digest = hashlib.sha256(f"{info.name} {container.size} {whole_s}".encode()).hexdigest()
-            info = replace(
-                info, duration_s=self.timing.duration_s or whole_s or None, fingerprint=digest
-            )
+            whole_s = (container.duration or 0) / av.time_base
+            digest = hashlib.sha256(f"{name} {container.size} {whole_s}".encode()).hexdigest()
+            lasts_s = self.timing.duration_s or whole_s or None
+            info = replace(info, duration_s=lasts_s, fingerprint=digest)
         self.info = info
 
     def _packets(self, container: Any, stream: Any, losses: FrameLosses) -> Iterator[Any]:

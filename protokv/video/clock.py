@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protokv.video.decoding import FrameLosses
 
 # Gaps above the first number are believed unless the next packets contradict them; gaps above the
 # second one only if later packets, or the end of the source, confirm them.
@@ -109,19 +112,6 @@ class PacketTiming:
         return stated_s if stated_s > 0 and (stated_s <= _HOLE_S or declared) else None
 
 
-class ClockAccount(Protocol):
-    """Who is told what a `PacketClock` found. Times are of the stream, in seconds."""
-
-    def note_join(self, time_s: float) -> None:
-        """Note that another recording begins here."""
-
-    def note_damage(self, time_s: float, why: str) -> None:
-        """Note that a stamp is damaged."""
-
-    def note_missing(self, time_s: float, gap_s: float) -> None:
-        """Note that a part is missing."""
-
-
 class PacketClock:
     """Moves the time stamps of packets so that they run on where they leap.
 
@@ -130,7 +120,7 @@ class PacketClock:
     ahead that stays is a pause, if that is credible. `account` is told of all but pauses.
     """
 
-    def __init__(self, timing: PacketTiming, account: ClockAccount, *, from_origin: bool) -> None:
+    def __init__(self, timing: PacketTiming, account: FrameLosses, *, from_origin: bool) -> None:
         """Begin before the first packet, or with `from_origin` False after a seek."""
         self._timing = timing
         self._account = account

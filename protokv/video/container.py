@@ -246,7 +246,7 @@ def _refuse(
     why = explain_ffmpeg_error(error, None if is_file else timeout_s)
     if _is_text(pipe.head if pipe is not None else _read_head(text) if is_file else b""):
         return SourceUnreadable(
-            f"{name} is text and not a video: playlists are read from addresses alone",
+            f"{name} is not a video but text: playlists are read from addresses alone",
             hint="name its address, a video file itself, or make one file of a playlist: "
             "`ffmpeg -i LIST.m3u8 -c copy OUT.ts`",
         )

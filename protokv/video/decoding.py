@@ -86,14 +86,12 @@ class FrameLosses:
     def note_damage(self, time_s: float, why: str) -> None:
         """Count a frame that is given although its picture or its time stamp is damaged."""
         self.met = True
-        if time_s >= self.start_s:
-            self.add(time_s, why, damaged=1)
+        self.add(time_s, why, damaged=1)
 
     def note_missing(self, time_s: float, gap_s: float) -> None:
         """Count the frames of a part that is missing."""
-        if time_s >= self.start_s:
-            lost = max(1, round(gap_s / self.interval_s))
-            self.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
+        lost = max(1, round(gap_s / self.interval_s))
+        self.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
 
     def note_join(self, time_s: float) -> None:
         """Note that another recording is joined on here, which is no damage."""
@@ -102,32 +100,31 @@ class FrameLosses:
     def note_failure(self, time_s: float | None, why: str) -> None:
         """Note that a decoder refused the packet of this time, or a demultiplexer failed."""
         self.met = True
-        if time_s is None or time_s >= self.start_s:
-            counted = time_s is None or not self.matching
-            at_s = max(self._last_s, self.start_s) if time_s is None else time_s
-            self.add(at_s if counted else math.inf, why, lost=int(counted))
+        if time_s is None:
+            self.add(max(self._last_s, self.start_s), why, lost=1)
+        elif self.matching:
+            # The frame that does not come will count.
+            self.add(math.inf, why)
+        else:
+            self.add(time_s, why, lost=1)
 
     def add(self, time_s: float, why: str = "", *, lost: int = 0, damaged: int = 0) -> None:
-        """Count frames, the first of them at this time."""
-        self._lost = self._lost + lost
-        self._damaged = self._damaged + damaged
-        self._why = self._why or why
-        self._from_s = min(self._from_s, time_s)
+        """Count frames, the first of them at this time, unless the reading begins after it."""
+        if time_s >= self.start_s:
+            self._lost += lost
+            self._damaged += damaged
+            self._why = self._why or why
+            self._from_s = min(self._from_s, time_s)
 
     @property
     def damage(self) -> SourceDamage:
         """The account so far."""
-        if not self._lost and not self._damaged:
+        counted = ((self._lost, "could not be decoded"), (self._damaged, "came damaged"))
+        parts = [f"{format_count(n, 'frame')} {what}" for n, what in counted if n]
+        if not parts:
             return SourceDamage()
-        parts = [f"{format_count(self._lost, 'frame')} could not be decoded"] if self._lost else []
-        if self._damaged:
-            parts.append(
-                f"{format_count(self._damaged, 'frame')} {'is' if self._damaged == 1 else 'are'} "
-                "damaged"
-            )
-        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s" + (
-            f" ({self._why})" if self._why else ""
-        )
+        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s"
+        message += f" ({self._why})" if self._why else ""
         return SourceDamage(self._lost, self._damaged, self._from_s, message)
 
 
@@ -306,22 +303,21 @@ class FrameDecoder:
         """Count frames that the index or the stated end promises after the last packet."""
         timing = self._timing
         losses = self.losses
-        end_s = self._end_s
-        missing = 0
+        end_s = max(self._end_s, losses.start_s)
         stated_s = timing.duration_s or 0.0
-        # Honest files are off by up to half a second, or two frames; a length that is guessed, by
-        # more.
-        honest_s = max(_HONEST_S, 2 * timing.interval_s)
+        missing = 0
         if self._found.indexed:
             after = timing.ticks(losses.start_s) - 1 if self._last_dts is None else self._last_dts
             missing = sum(entry.timestamp > after for entry in self._stream.index_entries)
             # An edit list may cut away what the declared end counts, and not to the second.
             honest_s = max(2.0, 0.25 * stated_s)
-        elif timing.declared_s is None:
-            honest_s = (
-                max(2.0, 0.02 * stated_s) if self._found.info.container in _STATING else math.inf
-            )
-        gap_s = stated_s - max(end_s, losses.start_s)
-        if missing or gap_s > honest_s:
+        elif timing.declared_s is not None:
+            honest_s = max(_HONEST_S, 2 * timing.interval_s)
+        elif self._found.info.container in _STATING:
+            honest_s = max(2.0, 0.02 * stated_s)
+        else:
+            honest_s = math.inf
+        gap_s = stated_s - end_s
+        if missing or gap_s > max(honest_s, 2 * timing.interval_s):
             missing = missing or max(1, round(gap_s / timing.interval_s))
             losses.add(end_s, "the file ends before the end that it declares", lost=missing)

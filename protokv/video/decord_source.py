@@ -10,10 +10,13 @@ lists the times. Its FFmpeg of 2021 goes by the names of files.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -91,51 +94,42 @@ class DecordSource(AVSource):
         before it.
         """
         listed: list[tuple[float, float | None]] = []
-        key_s = float("-inf")
+        key_s = -math.inf
         opened = self._open()
-        self._losses, decoding = opened.losses, self._start_decoding(opened)
+        self._losses = opened.losses
+        decoding = self._start_decoding(opened)
         with opened.container:
             for packet in decoding.settle(opened.found.packets):
                 time_s = packet and decoding.expected_s(packet)
                 if time_s is None or packet.is_corrupt or time_s < key_s:
                     return []
                 key_s = time_s if packet.is_keyframe else key_s
-                listed.append(
-                    (
-                        time_s,
-                        float(packet.duration * self.timing.time_base) if packet.duration else None,
-                    )
-                )
+                stays_s = self.timing.seconds(packet.duration or 0)
+                listed.append((time_s, stays_s or None))
             decoding.check_end()
-        listed.sort(key=lambda one: one[0])
-        return listed if self.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
+        listed.sort()
+        increasing = all(a[0] < b[0] for a, b in pairwise(listed))
+        return listed if self.damage.ok and increasing else []
 
     def _chunks(self, number: int, frames: int) -> Iterator[list[np.ndarray]]:
         """Give the frames from one of them on, as long as there is no doubt."""
-        most = max(1, _CHUNK_BYTES // (self.info.width * self.info.height * 3))
+        shape = (self.info.height, self.info.width, 3)
+        most = max(1, _CHUNK_BYTES // math.prod(shape))
         before = np.empty(0)
-        try:
+        with suppress(self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):
             reader = self._decord.VideoReader(self.source, ctx=self._decord.cpu(0), num_threads=1)
             while number < frames == len(reader):
                 reader.seek_accurate(number)
-                chunk: list[np.ndarray] = []
-                while number < frames and len(chunk) < most:
-                    frame = reader.next()
-                    # With another bridge set by the caller's code, decord gives that framework's
-                    # tensors.
-                    image = np.asarray(
-                        frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy()
-                    )
-                    if np.array_equal(image, before) or image.shape != (
-                        self.info.height,
-                        self.info.width,
-                        3,
-                    ):
-                        return
-                    chunk.append(image)
-                    before = image
-                    number = number + 1
+                chunk = [_to_array(reader.next()) for _ in range(min(most, frames - number))]
+                repeats = any(np.array_equal(a, b) for a, b in pairwise([before, *chunk]))
+                if repeats or any(image.shape != shape for image in chunk):
+                    return
+                before = chunk[-1]
+                number += len(chunk)
                 reader.seek(0)
                 yield chunk
-        except (self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):
-            return
+
+
+def _to_array(frame: Any) -> np.ndarray:
+    """Return decord's frame, or that of another framework whose bridge the caller's code set."""
+    return np.asarray(frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -61,16 +62,8 @@ _COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 # No video has fewer bytes a second, not even slides of 90 minutes: its stamps jump.
 _FEWEST_BYTES = 0.25
 
-# EXIF's numbers: degrees counter-clockwise, after a mirror from left to right or without one.
-_ORIENTATIONS = {
-    2: (0, True),
-    3: (180, False),
-    4: (180, True),
-    5: (90, True),
-    6: (270, False),
-    7: (270, True),
-    8: (90, False),
-}
+# EXIF's numbers of the orientations that are mirrored
+_MIRRORED = {2, 4, 5, 7}
 
 # AVColorTransferCharacteristic: BT.2020 of 10 and 12 bits, PQ, HLG; and that of ordinary screens.
 _WIDE = {14, 15, 16, 18}
@@ -259,12 +252,21 @@ def _refuse_undecodable(
 def _read_orientation(frame: Any) -> tuple[int, bool, int]:
     """Return how a frame asks to be shown: by its display matrix, or by the EXIF of a picture.
 
-    FFmpeg's encoder of PNG writes both as one tag of EXIF. PyAV's objects for side data are not
-    used: they refuse kinds that they do not know, and crash on profiles of colours.
-
     Returns:
         Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before
         that, and the degrees clockwise that it asks for.
+    """
+    mirrored = _is_mirrored(frame)
+    # A mirror turns the axis of which FFmpeg tells the angle.
+    degrees = (180 * mirrored - frame.rotation) % 360
+    return -90 * round(degrees / 90) % 360, mirrored, degrees
+
+
+def _is_mirrored(frame: Any) -> bool:
+    """Return True if the EXIF or the display matrix of a frame mirrors it.
+
+    PyAV's objects for side data refuse the kinds that they do not know, such as EXIF, and crash on
+    profiles of colours. FFmpeg's encoder of PNG writes both, so it tells whether they are there.
     """
     small = frame.reformat(16, 16, "rgb24", interpolation="POINT")
     encoder: Any = av.CodecContext.create("png", "w")
@@ -273,11 +275,15 @@ def _read_orientation(frame: Any) -> tuple[int, bool, int]:
     encoder.time_base = Fraction(1, 25)
     data = b"".join(map(bytes, [*encoder.encode(small), *encoder.encode(None)]))
     with Image.open(io.BytesIO(data)) as png:
-        tag = int(png.getexif().get(ExifTags.Base.Orientation) or 0)
-    degrees = -frame.rotation % 360
-    # FFmpeg before version 8 does not write the tag.
-    turned = _ORIENTATIONS.get(tag, (-90 * round(degrees / 90) % 360, False))
-    return *turned, degrees
+        exif = png.getexif()
+        if exif or "icc_profile" in png.info:
+            return exif.get(ExifTags.Base.Orientation) in _MIRRORED
+    with suppress(ValueError):
+        matrix = (one for one in frame.side_data if one.type.name == "DISPLAYMATRIX")
+        # A point (x, y) goes to (a x + c y, b x + d y).
+        for a, b, _, c, d in (struct.unpack("=5i", bytes(one)[:20]) for one in matrix):
+            return bool(a * d < b * c)
+    return False
 
 
 def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
@@ -286,7 +292,8 @@ def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, i
     """
     if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
         return width, height
-    if (width * height * max(pixel, 1 / pixel) > MAX_FRAME_PIXELS) == (pixel > 1):
+    too_large = width * height * max(pixel, 1 / pixel) > MAX_FRAME_PIXELS
+    if too_large == (pixel > 1):
         return width, round(height / pixel)
     return round(width * pixel), height
 
@@ -372,5 +379,7 @@ def _own_length_s(stream: Any) -> float:
     if stream.duration:
         return float(stream.duration * stream.time_base)
     tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
-    match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
-    return float(match[1]) * 3600 + float(match[2]) * 60 + float(match[3]) if match else 0.0
+    if not re.fullmatch(r"\d+:\d\d:\d\d(\.\d+)?", tag):
+        return 0.0
+    hours, minutes, seconds = map(float, tag.split(":"))
+    return hours * 3600 + minutes * 60 + seconds

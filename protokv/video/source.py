@@ -281,16 +281,15 @@ class SourceSlice(Source):
         if info.duration_s is not None and start_s >= info.duration_s:
             why = f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s"
             raise ConfigError(why, hint="use an earlier --start")
-        length = "" if duration_s is None else f" for {duration_s:g} s"
-        part = f"{start_s:.6f}+{'' if duration_s is None else f'{duration_s:.6f}'}"
-        self.info = replace(
-            info,
-            name=f"{info.name} from {start_s:g} s{length}",
-            duration_s=duration_s
-            if info.duration_s is None
-            else min(info.duration_s - start_s, self._end_s),
-            fingerprint=info.fingerprint and f"{info.fingerprint}@{part}",
-        )
+        name = f"{info.name} from {start_s:g} s"
+        part = f"{info.fingerprint}@{start_s:.6f}+"
+        if duration_s is not None:
+            name += f" for {duration_s:g} s"
+            part += f"{duration_s:.6f}"
+        if info.duration_s is not None:
+            duration_s = min(info.duration_s - start_s, self._end_s)
+        digest = info.fingerprint and part
+        self.info = replace(info, name=name, duration_s=duration_s, fingerprint=digest)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -301,36 +300,33 @@ class SourceSlice(Source):
     def damage(self) -> SourceDamage:
         """See `Source`; in the part's own time."""
         found = self._source.damage
-        from_s = found.lost_from_s
-        return (
-            found
-            if from_s is None
-            else replace(found, lost_from_s=max(0.0, from_s - self._start_s))
-        )
+        if found.lost_from_s is None:
+            return found
+        return replace(found, lost_from_s=max(0.0, found.lost_from_s - self._start_s))
 
     def lines(self, number: int) -> SubtitleLines:
         """See `Source`; in the part's own time."""
         return self._source.lines(number).since(self._start_s)
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
-        start_s, from_beginning, should_stop = wanted
-        end_s = self._end_s
-        start_s = start_s + self._start_s
         last = None
         frames = self._source.frames(
-            start_s, from_beginning=from_beginning, should_stop=should_stop
+            wanted.start_s + self._start_s,
+            from_beginning=wanted.from_beginning,
+            should_stop=wanted.should_stop,
         )
         for frame in frames:
             time_s = max(0.0, frame.time_s - self._start_s)
-            if last is not None:
-                yield last if time_s < end_s else last.move(last.time_s, end_s - last.time_s)
-            if time_s >= end_s:
+            if time_s >= self._end_s:
+                if last is not None:
+                    yield last.move(last.time_s, self._end_s - last.time_s)
                 return
-            last = frame.move(time_s, frame.duration_s)
+            if last is not None:
+                yield last
+            stays_s = frame.duration_s and min(frame.duration_s, self._end_s - time_s)
+            last = frame.move(time_s, stays_s)
         if last is not None:
-            yield last.move(
-                last.time_s, last.duration_s and min(last.duration_s, end_s - last.time_s)
-            )
+            yield last
 
     def close(self) -> None:
         """End any reading, and the source."""

@@ -150,7 +150,7 @@ def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
         def fail(*_: object, error: Exception = error, **__: object) -> None:
             raise RuntimeError("a library failed") from error
 
-        monkeypatch.setattr("protokv.state.describe.describe_state", fail)
+        monkeypatch.setattr("protokv.state.reader.StateReader.open", fail)
         found = embedded("inspect", "a.safetensors")
         assert found.code == ExitCode.FAILURE
         error_line, hint = found.err.splitlines()

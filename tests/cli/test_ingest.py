@@ -344,3 +344,18 @@ def test_what_the_budget_keeps_is_what_inspect_counts(
     keeps_all = stream["tokens_kept"] == stream["tokens_seen"]
     assert ("the budget keeps all of the video" in made.err) is keeps_all
     assert ("prototypes of older ones" in made.err) is not keeps_all
+
+
+def test_a_state_goes_on_with_its_own_memory_unless_another_is_named(
+    protokv: Program, mocked: None, video: Path
+) -> None:
+    half = ("--budget", "24", "--memory", "sliding-window", "-o", "s.safetensors")
+    write_video(Path("two.mp4"), 4, seed=3)
+    assert protokv("ingest", video, *half).code == 0
+    on = ("-o", "s.safetensors", "--append")
+    for other in (("--budget", "6k"), ("--memory", "durable"), ("--seed", "3")):
+        refused = protokv("ingest", "two.mp4", *on, *other)
+        assert (refused.code, "its memory." in refused.err) == (ExitCode.MISMATCH, True)
+    assert protokv("ingest", "two.mp4", *on).code == 0
+    (document,) = protokv("inspect", "s.safetensors", "--json").rows()
+    assert (document["memory"]["kind"], document["memory"]["budget"]) == ("sliding-window", 24)

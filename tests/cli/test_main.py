@@ -4,6 +4,7 @@ values.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def test_a_wrong_option_or_a_bug_is_one_line_and_a_traceback_only_with_debug(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("impossible")
 
-    monkeypatch.setattr("protokv.state.describe.describe_state", broken)
+    monkeypatch.setattr("protokv.state.reader.StateReader.open", broken)
     result = protokv("inspect", "x.safetensors")
     assert (result.code, result.err.splitlines()[0]) == (
         ExitCode.FAILURE,
@@ -203,3 +204,50 @@ def test_any_other_text_is_refused(
     for text in texts:
         with pytest.raises(ConfigError, match=said):
             parse(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "typed", "found"),
+    [
+        ("ingest", "--device", "c", ["cpu", "cuda"]),
+        ("ingest", "--memory", "dur", ["durable"]),
+        ("ingest", "--on-pressure", "", ["drop", "wait"]),
+        ("query", "--model", "protokv/mini-", ["protokv/mini-order", "protokv/mini-words"]),
+        ("ingest", "--format", "j", ["json"]),
+    ],
+)
+def test_a_shell_completes_the_values_of_an_option(
+    command: str, option: str, typed: str, found: list[str]
+) -> None:
+    group = GROUP
+    (one,) = (one for one in group.commands[command].params if option in one.opts)
+    context = typer.Context(group.commands[command])
+    assert [item.value for item in one.shell_complete(context, typed)] == found
+
+
+def test_a_variable_that_no_option_reads_is_warned_of(protokv: Program) -> None:
+    protokv.environment |= {"PROTOKV_BUDGTE": "6k", "PROTOKV_BUDGET": "512"}
+    said = protokv("models").err
+    assert "Warning: no option has the variable PROTOKV_BUDGTE. did you mean" in said
+    assert "PROTOKV_BUDGET?" in said
+    assert "variable PROTOKV_MODEL" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("ingest", "x.mp4", "--start", "noon"), "--start"),
+        (("ingest", "x.mp4", "--every", "often"), "--every"),
+        (("ingest", "x.mp4", "--ask", "a", "--ask-every", "x"), "--ask-every"),
+        (("ingest", "x.mp4", "--chunk", "many"), "--chunk"),
+        (("replay", "x.mp4", "--questions", "q.jsonl", "--delays", "0,y"), "--delays"),
+        (("serve", ".", "--answer-time", "z"), "--answer-time"),
+    ],
+)
+def test_an_error_of_a_value_names_its_option(
+    protokv: Program, arguments: tuple[str, ...], option: str, video: Path, mocked: None
+) -> None:
+    Path("q.jsonl").write_text('{"question": "a?", "answer": "b", "ask_s": 1}\n')
+    shutil.copy(video, "x.mp4")
+    result = protokv(*arguments)
+    assert (result.code, f"Error: {option}: " in result.err) == (2, True), result.err

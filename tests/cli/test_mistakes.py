@@ -144,7 +144,9 @@ def files() -> dict[Path, bytes]:
     failures.
     """
     found = (
-        path for path in Path().rglob("*") if path.name not in ("results.jsonl", "failures.jsonl")
+        path
+        for path in Path().rglob("*")
+        if not path.name.endswith(("results.jsonl", "failures.jsonl"))
     )
     return {path: path.read_bytes() for path in found if path.is_file()}
 

@@ -268,3 +268,9 @@ def test_what_a_cache_saved_is_asked_as_any_other_state(
     assert (row["stream_time_s"], row["context_tokens"]) == (8.0, 24 + 4)
     refused = protokv(*asked, "--evidence")
     assert (refused.code, "tell no time" in refused.err) == (ExitCode.USAGE, True)
+
+
+def test_the_name_of_a_question_stays_in_its_row(protokv: Program, clip: str) -> None:
+    lines = '{"question": "what ?", "id": "q7"}\n{"question": "who ?", "id": 3}\nwhere ?\n'
+    rows = protokv("query", clip, "-", "--json", stdin=lines).rows()
+    assert [row.get("id") for row in rows] == ["q7", 3, None]

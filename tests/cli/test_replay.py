@@ -43,18 +43,22 @@ def small(protokv: Program, video: Path) -> tuple[object, ...]:
 
 
 def results() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path("results.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in Path("small.results.jsonl").read_text().splitlines()]
 
 
 def test_a_replay_is_planned_run_reported_again_and_merged_into_a_table(
     protokv: Program, small: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (plan,) = protokv(*small, "--dry-run").rows()
-    assert (plan["type"], plan["answers"], Path("results.jsonl").exists()) == ("plan", 8, False)
+    assert (plan["type"], plan["answers"], Path("small.results.jsonl").exists()) == (
+        "plan",
+        8,
+        False,
+    )
     compared = ("--memory", "last-frames,full", "--set", "last-frames.last-steps=1,2")
     assert protokv(*small, *compared, "--dry-run").rows()[0]["answers"] == 2 * 2 * 3
     assert protokv(*small).code == 0
-    finished = Path("results.jsonl").read_bytes()
+    finished = Path("small.results.jsonl").read_bytes()
     done = protokv(*small)
     assert done.code == 0, done.err
     (report,) = done.rows()
@@ -73,7 +77,7 @@ def test_a_replay_is_planned_run_reported_again_and_merged_into_a_table(
     result = protokv(*small, "--fps", "1")
     assert (result.code, "had fps 2.0 and now has fps 1.0" in result.err) == (ExitCode.USAGE, True)
     assert protokv(*small, "--fps", "1", "--dry-run").err == result.err
-    assert Path("results.jsonl").read_bytes() == finished
+    assert Path("small.results.jsonl").read_bytes() == finished
 
     # Drawing itself is tested in `tests/replay/test_figure.py`.
     drawn: list[str] = []
@@ -83,7 +87,7 @@ def test_a_replay_is_planned_run_reported_again_and_merged_into_a_table(
     )
     Path("12.jsonl").write_bytes(finished.replace(b'"budget": 24', b'"budget": 12'))
     protokv.environment["COLUMNS"] = "80"
-    files = ("12.jsonl", "results.jsonl", "--plot", "x.png", "--csv", "x.csv")
+    files = ("12.jsonl", "small.results.jsonl", "--plot", "x.png", "--csv", "x.csv")
     merged = protokv("replay", "--report", *files, "--format", "table")
     assert merged.code == 0, merged.err
     assert all(said in merged.out for said in ("difference", "first token ms", "12", "24"))

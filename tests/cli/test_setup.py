@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protokv.backbones.sizes import KNOWN_MODELS
+from protokv.backbones.sizes import EMBEDDED_MODELS, KNOWN_MODELS
 from protokv_cli.exits import ExitCode
 from protokv_cli.models import describe_models
 from tests.cli.conftest import Program
@@ -56,7 +56,7 @@ def test_a_package_that_cannot_be_imported_is_a_problem_and_a_failure(
 
 
 def test_each_published_model_is_a_row_and_a_line_with_its_whole_name(protokv: Program) -> None:
-    names = [model.name for model in KNOWN_MODELS]
+    names = [model.name for model in (*EMBEDDED_MODELS, *KNOWN_MODELS)]
     assert [row["name"] for row in protokv("models", "--json").rows()] == names
     protokv.environment["COLUMNS"] = "80"
     lines = protokv("models", "-f", "table").out.splitlines()

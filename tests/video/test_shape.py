@@ -53,11 +53,12 @@ def test_a_display_matrix_turns_and_mirrors(
     matrix: tuple[int, int, int, int], make_clip: Callable[..., Path], tmp_path: Path
 ) -> None:
     with open_source(make_clip("constant rate")) as plain:
-        image = MATRICES[matrix](next(plain.frames()).image)
+        # Frame 7 looks the same from no two sides.
+        image = MATRICES[matrix](list(plain.frames())[7].image)
     with open_source(
         with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", *matrix)
     ) as source:
-        assert np.array_equal(next(source.frames()).image, image)
+        assert np.array_equal(list(source.frames())[7].image, image)
         assert (source.info.height, source.info.width) == image.shape[:2]
         assert source.notes == ()
 

@@ -112,7 +112,7 @@ class QuantizedBank(DurableBank):
         """Make a bank of free prototypes, whose values are those of the far `slots`."""
         super().__init__(shape, prototypes)
         self._slots = slots
-        self._values = slots.flat[1]
+        self._values = slots.flat_far[1]
 
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:

@@ -95,10 +95,7 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
     found = find_dataset_file(root, names)
     if found is None:
         why = f"{root} holds no annotations of {benchmark}: expected {' or '.join(names)}"
-        hint = (
-            "samples/benchmarks/README.md says where each data set is obtained and how it is laid "
-            "out"
-        )
+        hint = "get it from its authors, and lay it out as they publish it"
         raise SourceNotFound(why, hint=hint)
     return found
 
