@@ -272,6 +272,7 @@ class Cache(StreamCache):
                 "only committed tokens are saved",
                 hint="call commit() first, and save before a question",
             )
+        self._check_current()
         self.decoder.identify()
         self.stream.save(path)
 
@@ -420,6 +421,9 @@ class Cache(StreamCache):
         self._clock = self.stream.clock
 
     def _check_current(self) -> None:
+        if not self.stream.intact:
+            why = "an error came while the memory took a step, so it is of no use"
+            raise ConfigError(why, hint="go on from the last state: protokv.Cache.load")
         if self._clock is not self.stream.clock:
             why = "the cache that this one was forked from has taken a step since"
             raise ConfigError(why, hint="ask with a new fork")

@@ -292,3 +292,21 @@ def test_a_state_is_of_the_adapter_that_was_active(llama: Any, tmp_path: Path) -
         setattr(layer, name, value)
         with pytest.raises(StateMismatch, match="weights_digest"):
             protokv.Cache.load(path, model)
+
+
+def test_a_memory_that_failed_within_a_step_is_of_no_use(
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = protokv.Cache(llama, 24)
+    (ids,) = texts(1)
+    feed(llama, cache, texts(4))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(cache.memory, "append", fail)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        feed(llama, cache, [ids])
+    for use in (lambda: feed(llama, cache, [ids]), lambda: cache.save(tmp_path / "x.safetensors")):
+        with pytest.raises(ConfigError, match="of no use"):
+            use()
