@@ -20,7 +20,7 @@ from protokv.errors import StateNotFound
 from protokv.ingestion import IngestOptions
 from protokv.serve import ServerLimits, StateFolder, build_app
 from protokv.state.checkpoint import save_state
-from protokv.state.reader import StateReader, load_state
+from protokv.state.reader import load_state
 from protokv.stream.session import Session
 from protokv_cli.output import Output
 from protokv_cli.serve import _Log
