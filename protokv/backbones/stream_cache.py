@@ -330,6 +330,10 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         """Refuse a model whose layers stored keys that its attention has not read as they were.
         ConfigError.
         """
+        empty = [layer.number for layer in self.memory_layers if layer.keys is None]
+        if empty:
+            why = f"layer {empty[0]} stores no tokens of text, so a memory has nothing to serve"
+            raise ConfigError(why, hint="use another model")
         unread = [layer.number for layer in self.memory_layers if not layer.is_read]
         if unread:
             why = f"layer {unread[0]} changes its keys after the cache, so it reads no memory"
