@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from protokv.video.decoding import FrameLosses
+from protokv.video.losses import FrameLosses
 
 # Gaps above the first number are believed unless the next packets contradict them; gaps above the
 # second one only if later packets, or the end of the source, confirm them.

@@ -87,7 +87,7 @@ _ASK_S = 0.1
 _block_bytes = 512 << 20
 _BYTES_OF_PIXEL = 9
 
-# What text begins with, and what it does not contain.
+# The head of a file tells text: it has no control characters, and UTF-16 begins with a mark.
 _HEAD_BYTES = 512
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
