@@ -106,16 +106,20 @@ _HINTS = {
 _HINT = "check the address, and that the source is running"
 
 # Errors of FFmpeg for an address: what is said, and a hint if that of the kind does not do.
-_Refusal = tuple[type[Exception], type[ProtoKVError], str, str]
-_NOTHING = "nothing is at {name}"
-_DENIED = "{name} cannot be opened: {why}"
-_ADDRESS = "check the address, and that the device is there"
-_PASSWORD = "check user and password"
-_REFUSALS: list[_Refusal] = [
-    (av.error.FileNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
-    (av.error.HTTPNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
-    (av.error.HTTPUnauthorizedError, SourceDenied, _DENIED, _PASSWORD),
-    (av.error.HTTPForbiddenError, SourceDenied, _DENIED, _PASSWORD),
+_Errors = type[Exception] | tuple[type[Exception], ...]
+_REFUSALS: list[tuple[_Errors, type[ProtoKVError], str, str]] = [
+    (
+        (av.error.FileNotFoundError, av.error.HTTPNotFoundError),
+        SourceNotFound,
+        "nothing is at {name}",
+        "check the address, and that the device is there",
+    ),
+    (
+        (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError),
+        SourceDenied,
+        "{name} cannot be opened: {why}",
+        "check user and password",
+    ),
     (
         av.error.ProtocolNotFoundError,
         ConfigError,
