@@ -22,9 +22,6 @@ from protokv.video.source import Frame, Image, ShouldStop
 # their bytes.
 _STATING = {"mov", "flv", "asf"}
 
-# Packets of these may hold a frame that others refer to, and that is never shown.
-_HIDING = {"vp8", "vp9"}
-
 # A source that ends this many seconds before the end that it declares is not cut short.
 _HONEST_S = 0.5
 
@@ -76,7 +73,7 @@ class FrameDecoder:
         and never count as lost. A live stream has its times from `arrivals`, and its frames are not
         matched with packets. `on_note` is told what is no damage.
         """
-        losses.matching = arrivals is None and found.info.codec not in _HIDING
+        losses.matching = arrivals is None
         stream.codec_context.flush_buffers()
         self._found = found
         self._timing = found.timing
@@ -141,7 +138,9 @@ class FrameDecoder:
         """
         if packet.pts is None or packet.is_discard or not self._timing.has_pts:
             return None
-        return self._timing.time_s(packet.pts)
+        is_hidden = _HIDDEN.get(self._found.info.codec)
+        hidden = is_hidden is not None and packet.size and is_hidden(memoryview(packet))
+        return None if hidden else self._timing.time_s(packet.pts)
 
     def _expect(self, packet: Any) -> None:
         """Note the frame that a packet should give, if it is one of those that can be decoded."""
@@ -225,3 +224,19 @@ class FrameDecoder:
         if missing or gap_s > max(honest_s, 2 * timing.interval_s):
             missing = missing or max(1, round(gap_s / timing.interval_s))
             losses.add(end_s, "the file ends before the end that it declares", lost=missing)
+
+
+def _is_hidden_vp8(data: memoryview) -> bool:
+    return data[0] & 0x11 == 1  # key frames are always shown
+
+
+def _is_hidden_vp9(data: memoryview) -> bool:
+    if data[-1] & 0xE0 == 0xC0:
+        return False  # several frames, of which one is shown
+    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
+    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
+    return bits & 8 == 0 and bits & 2 == 0
+
+
+# Whether a packet holds a reference frame only, which is never shown.
+_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}
