@@ -178,7 +178,8 @@ def _ask_one(
     clock = answers.clock
     videos = list[Any]()
     right = list[bool]()
-    model.check()
+    if "backbone" in model.choice:
+        model.check()
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             # Its library takes long.

@@ -136,7 +136,7 @@ class AskedStream(Stream):
             stream_time_s=self.clock.stream_time_s,
             ttft_ms=0.0,
             total_ms=0.0,
-            context_tokens=reading.cache.context.visible_tokens() + len(reading.prelude),
+            context_tokens=0,
             tokens=0,
             mean_logprob=0.0,
             evidence=found,
@@ -149,8 +149,14 @@ class AskedStream(Stream):
         else:
             answer, first_at = yield from self._generate(answer, reading, decoding, ids)
         self._note_graphs()
-        ttft_ms = (first_at - began) * 1e3
-        return replace(answer, ttft_ms=ttft_ms, total_ms=(time.perf_counter() - began) * 1e3)
+        # This waits for the device, so it comes after the last token.
+        visible = reading.cache.context.visible_tokens()
+        return replace(
+            answer,
+            ttft_ms=(first_at - began) * 1e3,
+            total_ms=(time.perf_counter() - began) * 1e3,
+            context_tokens=visible + len(reading.prelude),
+        )
 
     def _find_evidence(self, ids: list[int], reading: QuestionLogits) -> Evidence:
         if reading.cache.queries is None:

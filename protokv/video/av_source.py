@@ -29,7 +29,8 @@ from protokv.video.container import (
     explain_ffmpeg_error,
     open_container,
 )
-from protokv.video.decoding import FrameDecoder, FrameLosses, skip_to_key_frame
+from protokv.video.decoding import FrameDecoder, skip_to_key_frame
+from protokv.video.losses import FrameLosses
 from protokv.video.probe import StreamProbe, choose_video_stream, convert_frame_to_rgb, probe_stream
 from protokv.video.source import (
     Frame,

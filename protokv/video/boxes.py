@@ -24,7 +24,7 @@ _MOST_HEADER_BYTES = 64 << 20
 
 _PARENTS = {b"moov", b"cmov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"}
 
-# Where the count stands in a box, in bytes after its name.
+# Bytes between the name of a box and its count
 _COUNTS = {b"stsz": 8, b"stz2": 8, b"trun": 4}
 
 

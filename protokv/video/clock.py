@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from protokv.video.decoding import FrameLosses
+from protokv.video.losses import FrameLosses
 
 # Gaps above the first number are believed unless the next packets contradict them; gaps above the
 # second one only if later packets, or the end of the source, confirm them.
@@ -40,8 +39,9 @@ _CONFIRM_BYTES = 64 << 20
 _LEAST_PACKETS = 2
 _LEAST_REORDERED = 8
 
-# A recording that goes on after more than this, while its counters do not go on, lacks a part.
-_MISSING_S = 0.25
+# Counters that do not go on are a join where times do, and a part that is missing where the next
+# frame is later than this many lengths of a frame.
+_MISSING_STEPS = 0.75
 
 # FFmpeg marks one of the last packets before a join as corrupt: counters of MPEG-TS begin anew
 # there. The first key frame after it is among so many packets.
@@ -182,14 +182,18 @@ class PacketClock:
         last = max(mark, self._last or mark, *before)
         ahead_s = self._timing.seconds(found + self._moved - last)
         leaps = not -_BACK_S <= ahead_s <= LONGEST_GAP_S
-        if leaps or key <= 1:
+        step = self._step(packet)
+        step_s = self._timing.seconds(step)
+        stamps = [one.dts for one in following[key : key + 2] if one.dts is not None]
+        # FFmpeg marks a packet too early: the bytes may be missing behind the key frame.
+        torn = self._timing.seconds(stamps[-1] - stamps[0]) > 2 * step_s if stamps else False
+        if leaps:
             self.excused.add(mark)
-        if not leaps and key <= 1:
-            step = self._step(packet)
-            gap_s = ahead_s - self._timing.seconds(step)
+        elif key <= 1 and not torn:
+            self.excused.add(mark)
             time_s = self._timing.time_s(last + step)
-            if gap_s > _MISSING_S:
-                self._account.note_missing(time_s, gap_s)
+            if ahead_s - step_s > _MISSING_STEPS * step_s:
+                self._account.note_missing(time_s, ahead_s - step_s)
             else:
                 self._account.note_join(time_s)
 

@@ -87,7 +87,7 @@ _ASK_S = 0.1
 _block_bytes = 512 << 20
 _BYTES_OF_PIXEL = 9
 
-# What text begins with, and what it does not contain.
+# The head of a file tells text: it has no control characters, and UTF-16 begins with a mark.
 _HEAD_BYTES = 512
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
@@ -106,16 +106,20 @@ _HINTS = {
 _HINT = "check the address, and that the source is running"
 
 # Errors of FFmpeg for an address: what is said, and a hint if that of the kind does not do.
-_Refusal = tuple[type[Exception], type[ProtoKVError], str, str]
-_NOTHING = "nothing is at {name}"
-_DENIED = "{name} cannot be opened: {why}"
-_ADDRESS = "check the address, and that the device is there"
-_PASSWORD = "check user and password"
-_REFUSALS: list[_Refusal] = [
-    (av.error.FileNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
-    (av.error.HTTPNotFoundError, SourceNotFound, _NOTHING, _ADDRESS),
-    (av.error.HTTPUnauthorizedError, SourceDenied, _DENIED, _PASSWORD),
-    (av.error.HTTPForbiddenError, SourceDenied, _DENIED, _PASSWORD),
+_Errors = type[Exception] | tuple[type[Exception], ...]
+_REFUSALS: list[tuple[_Errors, type[ProtoKVError], str, str]] = [
+    (
+        (av.error.FileNotFoundError, av.error.HTTPNotFoundError),
+        SourceNotFound,
+        "nothing is at {name}",
+        "check the address, and that the device is there",
+    ),
+    (
+        (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError),
+        SourceDenied,
+        "{name} cannot be opened: {why}",
+        "check user and password",
+    ),
     (
         av.error.ProtocolNotFoundError,
         ConfigError,

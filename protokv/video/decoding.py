@@ -1,5 +1,4 @@
-"""From the packets of a video stream to its frames: one pass, which decodes, and the account of
-what is lost.
+"""From the packets of a video stream to its frames: one pass, which decodes.
 
 Reading goes on after packets that cannot be decoded. Frames are converted to RGB only when somebody
 looks at them.
@@ -13,119 +12,21 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from protokv.texts import format_count
 from protokv.video.clock import ArrivalClock, PacketClock, PacketTiming
 from protokv.video.container import explain_ffmpeg_error
+from protokv.video.losses import FrameLosses
 from protokv.video.probe import STALE_MEMORY_DECODERS, StreamProbe
-from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
+from protokv.video.source import Frame, Image, ShouldStop
 
 # The header of these states a length; that of others comes from their last time stamps, or from
 # their bytes.
 _STATING = {"mov", "flv", "asf"}
-
-# Packets of these may hold a frame that others refer to, and that is never shown.
-_HIDING = {"vp8", "vp9"}
 
 # A source that ends this many seconds before the end that it declares is not cut short.
 _HONEST_S = 0.5
 
 # Bytes of packets that wait while the key frame before a time is looked for.
 _WAITING_BYTES = 256 << 20
-
-
-class FrameLosses:
-    """The account of one reading from `start_s` on: which frames went into a decoder, came back,
-    and are lost.
-
-    Decoders give frames in order of presentation. A frame that is older than one that came back
-    will never come, so only awaited frames are kept and memory does not grow with the video.
-    """
-
-    def __init__(self) -> None:
-        self.start_s = 0.0  # where the reading begins
-        self.interval_s = 0.04  # the usual distance of two frames
-        self.on_note: Callable[[str], None] = lambda note: None  # told what is no damage
-        # a decoder met damage, counted or not; frames missing at the end of a file are none
-        self.met = False
-        # packets and frames are one to one; if not, a failure counts, and else the missing frame
-        self.matching = True
-        self._last_s = -math.inf
-        self._awaited = set[float]()
-        self._lost = self._damaged = 0
-        self._from_s = math.inf
-        self._why = ""
-
-    def expect(self, time_s: float) -> None:
-        """Note that a frame of this time went into a decoder."""
-        if self.matching and time_s >= self.start_s and time_s != self._last_s:
-            self._awaited.add(time_s)
-            self._give_up(self._last_s)
-
-    def take(self, time_s: float) -> bool:
-        """Note that a frame came back. Return False if it is not newer than the one before: leave
-        it out.
-        """
-        if time_s <= self._last_s:
-            return False
-        self._last_s = time_s
-        self._awaited.discard(time_s)
-        self._give_up(time_s)
-        return True
-
-    def finish(self) -> None:
-        """Count every frame that is still awaited as lost: the decoder has given all it had."""
-        self._give_up(math.inf)
-
-    def _give_up(self, time_s: float) -> None:
-        late = {one for one in self._awaited if one < time_s} if self.matching else set()
-        self._awaited -= late
-        if late:
-            self.met = True
-            self.add(min(late), lost=len(late))
-
-    def note_damage(self, time_s: float, why: str) -> None:
-        """Count a frame that is given although its picture or its time stamp is damaged."""
-        self.met = True
-        self.add(time_s, why, damaged=1)
-
-    def note_missing(self, time_s: float, gap_s: float) -> None:
-        """Count the frames of a part that is missing."""
-        lost = max(1, round(gap_s / self.interval_s))
-        self.add(time_s, f"{gap_s:.3g} s are missing", lost=lost)
-
-    def note_join(self, time_s: float) -> None:
-        """Note that another recording is joined on here, which is no damage."""
-        self.on_note(f"at {time_s:.2f} s another recording is joined on: times go on")
-
-    def note_failure(self, time_s: float | None, why: str) -> None:
-        """Note that a decoder refused the packet of this time, or a demultiplexer failed."""
-        self.met = True
-        if time_s is None:
-            self.add(max(self._last_s, self.start_s), why, lost=1)
-        elif self.matching:
-            # The frame that does not come will count.
-            self.add(math.inf, why)
-        else:
-            self.add(time_s, why, lost=1)
-
-    def add(self, time_s: float, why: str = "", *, lost: int = 0, damaged: int = 0) -> None:
-        """Count frames, the first of them at this time, unless the reading begins after it."""
-        if time_s >= self.start_s:
-            self._lost += lost
-            self._damaged += damaged
-            self._why = self._why or why
-            self._from_s = min(self._from_s, time_s)
-
-    @property
-    def damage(self) -> SourceDamage:
-        """The account so far."""
-        counted = ((self._lost, "could not be decoded"), (self._damaged, "came damaged"))
-        parts = [f"{format_count(n, 'frame')} {what}" for n, what in counted if n]
-        if not parts:
-            return SourceDamage()
-        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s"
-        message += f" ({self._why})" if self._why else ""
-        return SourceDamage(self._lost, self._damaged, self._from_s, message)
 
 
 def skip_to_key_frame(
@@ -172,7 +73,7 @@ class FrameDecoder:
         and never count as lost. A live stream has its times from `arrivals`, and its frames are not
         matched with packets. `on_note` is told what is no damage.
         """
-        losses.matching = arrivals is None and found.info.codec not in _HIDING
+        losses.matching = arrivals is None
         stream.codec_context.flush_buffers()
         self._found = found
         self._timing = found.timing
@@ -237,7 +138,9 @@ class FrameDecoder:
         """
         if packet.pts is None or packet.is_discard or not self._timing.has_pts:
             return None
-        return self._timing.time_s(packet.pts)
+        is_hidden = _HIDDEN.get(self._found.info.codec)
+        hidden = is_hidden is not None and packet.size and is_hidden(memoryview(packet))
+        return None if hidden else self._timing.time_s(packet.pts)
 
     def _expect(self, packet: Any) -> None:
         """Note the frame that a packet should give, if it is one of those that can be decoded."""
@@ -321,3 +224,19 @@ class FrameDecoder:
         if missing or gap_s > max(honest_s, 2 * timing.interval_s):
             missing = missing or max(1, round(gap_s / timing.interval_s))
             losses.add(end_s, "the file ends before the end that it declares", lost=missing)
+
+
+def _is_hidden_vp8(data: memoryview) -> bool:
+    return data[0] & 0x11 == 1  # key frames are always shown
+
+
+def _is_hidden_vp9(data: memoryview) -> bool:
+    if data[-1] & 0xE0 == 0xC0:
+        return False  # several frames, of which one is shown
+    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
+    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
+    return bits & 8 == 0 and bits & 2 == 0
+
+
+# Whether a packet holds a reference frame only, which is never shown.
+_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}

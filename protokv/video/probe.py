@@ -139,7 +139,7 @@ def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> Sour
 
 
 class StreamProbe(NamedTuple):
-    """What a look at the beginning of a stream found."""
+    """The findings of a look at the beginning of a stream."""
 
     info: SourceInfo
     timing: PacketTiming

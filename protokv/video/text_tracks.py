@@ -139,7 +139,7 @@ def _strip_ass(text: str) -> str:
     drawing = False
     for n, part in enumerate(_ASS_OVERRIDE.split(text)):
         if n % 2:
-            # What follows \p1 is a drawing, up to \p0.
+            # A drawing follows \p1, up to \p0.
             modes = _ASS_DRAWING.findall(part)
             drawing = modes[-1] != "0" if modes else drawing
         elif not drawing:

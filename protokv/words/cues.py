@@ -115,7 +115,7 @@ def _split_row(text: str) -> list[tuple[float | None, str]]:
 
 
 class _Piece(NamedTuple):
-    """What of a cue goes to one step: the time that decides which, the number of the cue, the text,
+    """A part of a cue for one step: the time that decides which, the number of the cue, the text,
     and from when to when it is said.
     """
 

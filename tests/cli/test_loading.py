@@ -216,6 +216,13 @@ def test_the_variable_is_a_default_for_states_whose_own_model_is_not_here(
         assert asked.code == ExitCode.DONE, asked.err
     asked = protokv("query", "states/", "what ?", "--max-new-tokens", "1")
     assert (asked.code, len(asked.rows())) == (ExitCode.DONE, 3), asked.err
+    # It may name what is not there, while nobody needs it.
+    elsewhere = protokv.environment | {"PROTOKV_MODEL": "/nowhere/at/all"}
+    asked = protokv("query", "states/a.safetensors", "what ?", env=elsewhere)
+    assert asked.code == ExitCode.DONE, asked.err
+    asked = protokv("query", "states/", "what ?", env=elsewhere)
+    assert (asked.code, len(asked.rows())) == (ExitCode.PARTIAL, 2)
+    assert "no model folder at /nowhere/at/all" in asked.err
     # What an option names is for all, and the rest is told.
     model = protokv.environment["PROTOKV_MODEL"] + "/"
     refused = protokv("query", "states/", "what ?", "--model", model)

@@ -129,7 +129,7 @@ def write_part(path: Path, from_ms: int, frames: int) -> bytes:
     return write(Clip(ticks, suffix="ts", options={"bf": "0"}), path).read_bytes()
 
 
-@pytest.mark.parametrize("gap_ms", [0, 1000, 5000, 60_000])
+@pytest.mark.parametrize("gap_ms", [0, 40, 200, 1000, 5000, 60_000])
 def test_a_recording_that_goes_on_is_a_join_and_a_part_that_lacks_is_missing(
     gap_ms: int, tmp_path: Path
 ) -> None:

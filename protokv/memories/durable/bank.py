@@ -113,6 +113,8 @@ class QuantizedBank(DurableBank):
         super().__init__(shape, prototypes)
         self._slots = slots
         self._values = slots.flat_far[1]
+        self._found_rows: Tensor | None = None
+        self._found_slots = self.opened
 
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
@@ -164,7 +166,11 @@ class QuantizedBank(DurableBank):
         )
 
     def _find_slots(self, rows: Tensor) -> Tensor:
-        return self._slots.find_far(rows, self.mass.shape[2]).squeeze(1)
+        # The rows that a step reads are the same tensor that it writes afterwards.
+        if rows is not self._found_rows:
+            self._found_rows = rows
+            self._found_slots = self._slots.find_far(rows, self.mass.shape[2]).squeeze(1)
+        return self._found_slots
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Round centres and write them; return them as they were rounded."""
