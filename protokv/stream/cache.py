@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
+from protokv.backbones.decoder import require_model_object
 from protokv.backbones.held import HeldModel
 from protokv.backbones.registry import wrap_model
 from protokv.backbones.stream_cache import (
@@ -474,10 +475,11 @@ def watching(
         ModelError, StateError: as `load_backbone` and `load`.
     """
     config = choose_memory(memory, budget, settings)
-    backbone = wrap_model(model, processor)
-    text = model.config.get_text_config(decoder=True)
-    before = text._attn_implementation
+    require_model_object(model)
+    before = model.config.get_text_config(decoder=True)._attn_implementation
     try:
+        # A model without a class of ours gets our attention here already.
+        backbone = wrap_model(model, processor)
         model.set_attn_implementation({"text_config": ATTENTION_NAME})
         session = (
             Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
