@@ -369,18 +369,29 @@ class TransformersBackbone(Backbone):
     ) -> list[StepTokens]:
         found = []
         for own, step, time_s in zip(seen, steps, times_s, strict=True):
-            texts = self.frame_texts(time_s)
             own = own.to(self.device)
             if self._id_size:
                 own = pad(own, (0, self._id_size))  # layers take visual tokens for padding
-            if texts == ("", ""):
+            tokens = self.retime(StepTokens(own, step.grid), time_s)
+            if tokens.embeddings is own:
                 # The next pictures overwrite the result of a graph.
-                found.append(StepTokens(own.clone(), step.grid))
-                continue
-            opening, closing = (self.embed_text(self.encode(text)) for text in texts)
-            place = slice(len(opening), len(opening) + len(own))
-            found.append(StepTokens(torch.cat((opening, own, closing)), step.grid, place))
+                tokens = replace(tokens, embeddings=own.clone())
+            found.append(tokens)
         return found
+
+    def retime(self, tokens: StepTokens, time_s: float) -> StepTokens:
+        """Return an embedded step without words with the texts of another time around its visual
+        tokens.
+        """
+        texts = self.frame_texts(time_s)
+        if texts == ("", ""):
+            return tokens
+        seen = tokens.embeddings
+        if tokens.visual is not None:
+            seen = seen[tokens.visual]
+        opening, closing = (self.embed_text(self.encode(text)) for text in texts)
+        place = slice(len(opening), len(opening) + len(seen))
+        return replace(tokens, embeddings=torch.cat((opening, seen, closing)), visual=place)
 
     def _move_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps on the device, one after the other, as they were

@@ -69,6 +69,10 @@ class PreparedStep:
         """Return it in memory from which this device copies while the host goes on."""
         return replace(self, pixels=self.pixels.pin_memory()) if device.type == "cuda" else self
 
+    def shows_the_same(self, other: PreparedStep) -> bool:
+        """Return whether two steps have equal pixels."""
+        return self.grid == other.grid and torch.equal(self.pixels, other.pixels)
+
 
 class StreamModel(ABC):
     """What a stream must know of a model."""
@@ -283,6 +287,12 @@ class Backbone(StreamModel):
     ) -> StepTokens:
         """Return the tokens of one step from its frames."""
         (tokens,) = self.embed_steps([self.prepare(images)], [time_s])
+        return tokens
+
+    def retime(self, tokens: StepTokens, time_s: float) -> StepTokens:
+        """Return an embedded step without words as it is at another time of its frames; by default
+        itself, as its time is no text.
+        """
         return tokens
 
     def words_ids(self, text: str) -> list[int]:

@@ -65,6 +65,8 @@ class Session(AskedStream):
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self._pushed = PushedFrameBuffer(clock.stream_time_s)
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
+        # The last picture that went through the vision tower alone, and its tokens.
+        self._still: tuple[PreparedStep, StepTokens] | None = None
 
     @classmethod
     def start(
@@ -189,12 +191,25 @@ class Session(AskedStream):
         first eviction this equals watching them one by one.
         """
         with time_stage(self.timings, "vision tower"), torch.inference_mode():
-            tokens = self.backbone.embed_steps(
-                steps, [self._mean_time(start_s) for start_s in starts_s]
-            )
+            tokens = self._embed(steps, [self._mean_time(start_s) for start_s in starts_s])
             if any(words):
                 tokens = list(map(self.backbone.add_words, tokens, words))
         self.take(tokens, starts_s)
+
+    def _embed(self, steps: Sequence[PreparedStep], times_s: list[float]) -> list[StepTokens]:
+        """Return embedded steps. A picture that stays goes through the vision tower once.
+
+        It is used again only if it went through alone, so that a stream that is continued from a
+        state goes on to the same bytes.
+        """
+        first = steps[0]
+        if not all(one.shows_the_same(first) for one in steps[1:]):
+            self._still = None
+            return self.backbone.embed_steps(steps, times_s)
+        if self._still is None or not self._still[0].shows_the_same(first):
+            (tokens,) = self.backbone.embed_steps([first], times_s[:1])
+            self._still = first, tokens
+        return [self.backbone.retime(self._still[1], time_s) for time_s in times_s]
 
     @torch.inference_mode()
     def embed(self, images: _Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
