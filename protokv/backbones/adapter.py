@@ -314,6 +314,12 @@ class TransformersBackbone(Backbone):
             self._process(images)["pixel_values"].flatten(0, -4).float(), self._grid
         )
 
+    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+        """Return the pixels of a step by the names of the model's forward, and the id of a visual
+        token as `token`. A family whose forward takes no steps of a video has none.
+        """
+        raise NotImplementedError
+
     def _process(self, images: np.ndarray[Any, np.dtype[np.uint8]], **settings: Any) -> Any:
         """Return what the image processor makes of the frames of a step. Raises as `prepare`."""
         check_image_arrays(images, self.frames_per_step)

@@ -92,6 +92,16 @@ class Gemma4(TransformersBackbone):
         ).pooler_output
         return found
 
+    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+        """Return one frame as a video."""
+        pixels, places = self._move_pixels([step]).tensor_split((-2,), 2)
+        return {
+            "token": self._model.config.video_token_id,
+            "pixel_values_videos": pixels.to(self.dtype),
+            "video_position_ids": places.long(),
+            "num_frames_per_video": torch.tensor([1]),
+        }
+
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the time of a frame, and the marks of an image."""
         config = self._model.config

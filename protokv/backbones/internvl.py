@@ -14,6 +14,7 @@ from math import isqrt
 from typing import Any
 
 from protokv.backbones.adapter import TransformersBackbone
+from protokv.core.backbone import PreparedStep
 
 
 class InternVL(TransformersBackbone):
@@ -31,6 +32,11 @@ class InternVL(TransformersBackbone):
         self._closing = getattr(tokenizer, "end_image_token", "</img>")
         self._grid = (isqrt(tokens), isqrt(tokens))
         self.settings = {"frame_side": side, "frame_tokens": tokens}
+
+    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+        """Return one frame as an image."""
+        pixels = self._join_pixels([step])
+        return {"token": self._model.config.image_token_id, "pixel_values": pixels}
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the number of a frame, and the marks of an image."""

@@ -55,6 +55,16 @@ class QwenVL(GridBackbone, TransformersBackbone):
         """
         return PreprocessorConfig.from_files(raw).for_video()
 
+    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+        """Return patches, and the grid of one temporal patch."""
+        merge = self._pixels.merge_size
+        grid = [1, *(side * merge for side in step.grid)]
+        return {
+            "token": self._model.config.video_token_id,
+            "pixel_values_videos": self._join_pixels([step]),
+            "video_grid_thw": torch.tensor([grid], device=self.device),
+        }
+
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run temporal patches through the vision tower; it attends within each alone, so this is
         exact.

@@ -90,6 +90,11 @@ class SmolVLM(TransformersBackbone):
         seen = vision.encoder(inputs_embeds=patches, attention_mask=None).last_hidden_state
         return list(self._connector(vision.post_layernorm(seen)))
 
+    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+        """Return one frame as the images of one prompt."""
+        pixels = self._join_pixels([step])
+        return {"token": self._model.config.image_token_id, "pixel_values": pixels[None]}
+
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the time of a frame, and the marks of an unsplit image."""
         mark = "<fake_token_around_image>"

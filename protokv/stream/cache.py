@@ -8,7 +8,7 @@ others as in `protokv.backbones.stream_cache`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.decoder import require_model_object
+from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.held import HeldModel
 from protokv.backbones.registry import wrap_model
 from protokv.backbones.stream_cache import (
@@ -40,6 +41,7 @@ from protokv.state.reader import load_state
 from protokv.state.store import StatePath
 from protokv.stream.opening import load
 from protokv.stream.session import Session
+from protokv.stream.steps import make_ids, read_prompt, yield_steps
 from protokv.stream.stream import Stream
 
 
@@ -81,6 +83,8 @@ class Cache(StreamCache):
     _called: bool  # whether that forward is of the whole model
     # of a fork for a question: its ids, and how many tokens there were before; else None
     _asked: tuple[Tensor, int] | None
+    # what wrote the prompt of `watch`; None: nothing was watched
+    _backbone: TransformersBackbone | None
     decoder: HeldModel
     stream: Stream
 
@@ -132,6 +136,7 @@ class Cache(StreamCache):
         self._began = None
         self._called = False
         self._asked = None
+        self._backbone = None
         assert isinstance(stream.cache, StreamCache)
         self.take(stream.cache)
         self._read_memory()
@@ -309,14 +314,37 @@ class Cache(StreamCache):
         kept = {name: value for name, value in _admit(inputs).items() if name != "attention_mask"}
         return self._continue(kept)
 
-    def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def watch(
+        self, processor: Any, frames: Iterable[Any], times: Iterable[float]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of the model for each step of a video, in the prompt that it was
+        trained on: `model(**inputs)`. The loop commits each step.
+
+        Args:
+            processor: of the model, or its tokenizer if the files of the model are here.
+            frames: pictures of PIL, or `[height, width, 3]` uint8 RGB. They are sampled at the rate
+                of the cache.
+            times: stream time of each frame, in seconds.
+
+        Raises:
+            ConfigError: the model tells its steps no times, or `yield_steps` says why.
+        """
+        self._backbone = read_prompt(self.decoder.model, processor)
+        return yield_steps(self, self._backbone, frames, times)
+
+    def question(self, inputs: Mapping[str, Any] | str) -> dict[str, Any]:
         """Return the arguments for a question, with a fork:
         `model.generate(**cache.question(inputs))`.
 
         transformers takes ids for new tokens if the mask is longer than they are, so it has the
         whole length. Where a model has positions of several components, they follow what was
-        committed. `inputs` are as for `step`.
+        committed. `inputs` are as for `step`, or the text of a question after `watch`.
         """
+        if isinstance(inputs, str):
+            if self._backbone is None:
+                why = "the cache has not watched, so it knows no prompt for a text"
+                raise ConfigError(why, hint="call cache.watch(...), or give a processor's inputs")
+            inputs = {"input_ids": make_ids(self._backbone, self._backbone.suffix_ids(inputs))}
         ids = _admit(inputs).get("input_ids")
         if ids is None:
             raise ConfigError("a question has input_ids", hint="give what a processor returns")

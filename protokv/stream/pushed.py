@@ -71,6 +71,10 @@ class PushedFrameBuffer:
         self._last_s = time_s
         return self._end(n) if len(self._images) == n else step
 
+    def finish(self, clock: StreamClock) -> tuple[_Image, float] | None:
+        """Return the step of the frames that wait, with the last one again; None: none waits."""
+        return self._end(clock.frames_per_step) if self._images else None
+
     def _end(self, n: int) -> tuple[_Image, float]:
         # A step that a silence cuts short has its last frame again.
         images = self._images + self._images[-1:] * (n - len(self._images))
