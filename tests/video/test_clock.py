@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from protokv.video.clock import (
     PacketClock,
     PacketTiming,
 )
+from protokv.video.losses import FrameLosses
 
 # Pairs of the real time between two arrivals and the time stamp.
 ARRIVALS = st.lists(
@@ -27,6 +29,11 @@ ARRIVALS = st.lists(
     max_size=40,
 )
 STEP_S = 0.04
+
+
+def make_account(**told: Any) -> FrameLosses:
+    """Return what stands for an account of losses: it passes on what it is told."""
+    return cast(FrameLosses, SimpleNamespace(**told))
 
 
 def arrived(
@@ -103,7 +110,7 @@ def settled(
     damage: list[str] = []
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
-        SimpleNamespace(
+        make_account(
             note_join=joins.append,
             note_damage=lambda time_s, why: damage.append(why),
             note_missing=lambda time_s, gap_s: damage.append(f"{gap_s} s"),
@@ -192,7 +199,7 @@ def test_no_stream_is_longer_than_its_bytes_can_carry(size: int, step_s: float) 
     carried_s = size / 0.25
     clock = PacketClock(
         PacketTiming(Fraction(1, 1000), 0, step_s, carried_s=carried_s),
-        SimpleNamespace(note_damage=lambda time_s, why: damage.append(why)),
+        make_account(note_damage=lambda time_s, why: damage.append(why)),
         from_origin=True,
     )
     times = [one.pts / 1000 for one in clock.settle(iter(packets))]
