@@ -16,6 +16,7 @@ replay() {
   worlds "$@" --json > /dev/null
 }
 replay harder -o "$out/harder.jsonl"
+replay harder --memory last-frames --budget 18 -o "$out/last.jsonl"
 replay harder --backdrop natural --worlds 5002500:16 --budget 173,43,22 \
   --memory full,durable,infinipot-v,sliding-window -o "$out/natural.jsonl"
 replay harder --memory durable --set center_bits=32 -o "$out/bits.jsonl"
