@@ -17,8 +17,8 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
-from protokv.backbones.decoder import require_model_object
 from protokv.backbones.adapter import TransformersBackbone
+from protokv.backbones.decoder import require_model_object
 from protokv.backbones.held import HeldModel
 from protokv.backbones.registry import wrap_model
 from protokv.backbones.stream_cache import (
