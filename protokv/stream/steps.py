@@ -41,8 +41,8 @@ def read_prompt(model: Any, processor: Any) -> TransformersBackbone:
     steps, or nothing here knows what it is told of times.
     """
     found = wrap_model(model, processor)
-    known = isinstance(found, TransformersBackbone)
-    if not known or type(found).name_pixels is TransformersBackbone.name_pixels:
+    own = getattr(type(found), "name_pixels", TransformersBackbone.name_pixels)
+    if not isinstance(found, TransformersBackbone) or own is TransformersBackbone.name_pixels:
         why = f"nothing is known of how {type(model).__name__} is told the times of steps"
         hint = "use protokv.watching(model, processor), or cache.step(inputs) with your own prompt"
         raise ConfigError(why, hint=hint)

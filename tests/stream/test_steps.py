@@ -71,9 +71,11 @@ def test_what_a_loop_forgets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not forwarded"):
         list(protokv.Cache(model, 4000).watch(tokenizer, frames, range(len(frames))))
     cache = protokv.Cache(model, 4000)
+    steps = cache.watch(tokenizer, frames, [0.0])
+    for _ in range(2):  # the prompt, and the one frame that has a time
+        model(**next(steps))
     with pytest.raises(ConfigError, match="as many times"):
-        for inputs in cache.watch(tokenizer, frames, [0.0]):
-            model(**inputs)
+        next(steps)
     cache = protokv.Cache(model, 4000)
     model(**cache.step({"input_ids": torch.full((1, 9), 9)}))
     cache.commit()
