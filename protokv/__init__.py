@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from protokv.ingestion import Every, ingest, ingest_events
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
     from protokv.stream.asking import Answer
-    from protokv.stream.cache import Cache, watching
+    from protokv.stream.cache import Cache
     from protokv.stream.opening import load, save
     from protokv.stream.session import Session
+    from protokv.stream.watching import watching
     from protokv.video import open_source, read_steps
 
 
@@ -62,7 +63,7 @@ _HOMES = {
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
     "save": "protokv.stream.opening",
-    "watching": "protokv.stream.cache",
+    "watching": "protokv.stream.watching",
 }
 
 
