@@ -341,9 +341,10 @@ def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
     cache, (ids,) = protokv.Cache(qwen, 24), texts(1)
     with pytest.raises(ConfigError, match="batch of 2"):
         qwen(input_ids=ids.expand(2, -1), **{CACHE_ARGUMENT: cache})
-    for call in (cache.step, cache.question):
-        with pytest.raises(ConfigError, match="with input_ids, got str"):
-            call("x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="with input_ids, got str"):
+        cache.step("x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has not watched, so it knows no prompt"):
+        cache.question("x")
     with pytest.raises(ConfigError, match="that is loaded, got Qwen2_5_VLConfig"):
         protokv.Cache(qwen.config)
     for take in (protokv.Cache, lambda model: protokv.watching(model, None).__enter__()):
