@@ -157,8 +157,9 @@ def test_the_time_of_a_step_is_the_mean_over_its_frames(
     times = []
     embed = tiny.embed_steps
     monkeypatch.setattr(tiny, "embed_steps", lambda steps, at: times.extend(at) or embed(steps, at))
-    for time_s in (None, None, 100.0):
-        session.watch(random_frames(0), time_s=time_s)
+    # Another picture each time, as one that stays is embedded once.
+    for picture, time_s in enumerate((None, None, 100.0)):
+        session.watch(random_frames(picture), time_s=time_s)
     assert times == [0.125, 0.625, 100.125]
 
 
