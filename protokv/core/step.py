@@ -178,6 +178,10 @@ class StreamClock:
         """Where the next step starts if it follows without a gap."""
         return self.steps * self.step_seconds
 
+    def mean_time(self, start_s: float) -> float:
+        """Return the mean stream time of the frames of a step that starts at `start_s`."""
+        return start_s + (self.frames_per_step - 1) / (2 * self.fps)
+
     def after(self, start_s: float, tokens: int, highest: int) -> StreamClock:
         """Return where the stream stands after one more step.
 

@@ -64,8 +64,9 @@ class Cache(StreamCache):
     what a processor returned; `cache.question(inputs)` does so with a fork. Both are what you would
     write by hand:
 
-        model(**inputs, past_key_values=cache) model.generate(**inputs, attention_mask=torch.ones(1,
-        cache.seen + n), past_key_values=cache.fork())
+        model(**inputs, past_key_values=cache)
+        mask = torch.ones(1, cache.seen + n)
+        model.generate(**inputs, attention_mask=mask, past_key_values=cache.fork())
     """
 
     # Positions `[T, P]` of what was forwarded since the last commit.

@@ -191,7 +191,7 @@ class Session(AskedStream):
         first eviction this equals watching them one by one.
         """
         with time_stage(self.timings, "vision tower"), torch.inference_mode():
-            tokens = self._embed(steps, [self._mean_time(start_s) for start_s in starts_s])
+            tokens = self._embed(steps, [self.clock.mean_time(start_s) for start_s in starts_s])
             if any(words):
                 tokens = list(map(self.backbone.add_words, tokens, words))
         self.take(tokens, starts_s)
@@ -217,7 +217,7 @@ class Session(AskedStream):
         for `take`.
         """
         return self.backbone.add_words(
-            self.backbone.embed_step(images, self._mean_time(start_s)), words
+            self.backbone.embed_step(images, self.clock.mean_time(start_s)), words
         )
 
     @torch.inference_mode()
@@ -375,10 +375,6 @@ class Session(AskedStream):
             clock,
             clock if tokens.words else words_end,
         )
-
-    def _mean_time(self, start_s: float) -> float:
-        """Return the mean stream time of the frames of a step that starts at `start_s`."""
-        return start_s + (self.clock.frames_per_step - 1) / (2 * self.clock.fps)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what the stream holds, and the recent steps, by the names of a state."""

@@ -98,8 +98,8 @@ def _make_step(
     """Return the arguments of the model for a step, and what its tokens are."""
     clock = stream.clock
     prepared = backbone.prepare(images)
-    mean_s = start_s + (clock.frames_per_step - 1) / (2 * clock.fps)
-    opening, closing = (backbone.encode(text) for text in backbone.frame_texts(mean_s))
+    texts = backbone.frame_texts(clock.mean_time(start_s))
+    opening, closing = (backbone.encode(text) for text in texts)
     rows, columns = prepared.grid
     shown = slice(len(opening), len(opening) + rows * columns)
     named = backbone.name_pixels(prepared)
