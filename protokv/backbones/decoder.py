@@ -65,7 +65,11 @@ class LanguageDecoder:
         )
         # Without what renews its rates by the highest position: reading changes no model.
         turn = unwrap(type(self._rotary).forward)
-        cos, sin = turn(self._rotary, torch.zeros((), device=device), ids.to(device), **named)
+        turned = turn(self._rotary, torch.zeros((), device=device), ids.to(device), **named)
+        if not isinstance(turned, tuple):
+            why = f"{type(self._rotary).__name__} gives complex angles, which no memory can undo"
+            raise ConfigError(why, hint="use a model whose angles are a cosine and a sine")
+        cos, sin = turned
         factor = getattr(self._rotary, "attention_scaling", 1.0)
         factor = getattr(self._rotary, "full_attention_attention_scaling", factor)
         if factor != 1:
