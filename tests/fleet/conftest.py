@@ -94,9 +94,7 @@ class InlinePool:
         self.size = size
         self.between = between
         self.stopped = False
-        self._workers = [
-            FleetWorker(recipe, "cpu", lambda: self.stopped) for _ in range(size)
-        ]
+        self._workers = [FleetWorker(recipe, "cpu", lambda: self.stopped) for _ in range(size)]
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         self.between(verb, getattr(args[0], "job", args[0]) if args else None)
