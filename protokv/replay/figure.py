@@ -1,6 +1,6 @@
 """The figure of a report: accuracy of all questions against delay in true time.
 
-Drawn with matplotlib (the extra `plot`), without a display, in its colours for colour-blind readers.
+Drawn with matplotlib (the extra `plot`), without a display, in its style for colour-blind readers.
 """
 
 from __future__ import annotations

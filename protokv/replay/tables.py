@@ -45,9 +45,11 @@ def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
             ] = point
     order = ["all", *report["groups"]]
     rows = []
-    for label, points in sorted(cells.items(), key=lambda cell: order.index(cell[0][0])):
+    parts = sorted(cells.items(), key=lambda cell: order.index(cell[0][0]))
+    for (name, memory, budget), points in parts:
         last = points[max(points)]
-        row = _label_row(*label, "/".join(dict.fromkeys(str(one["n"]) for one in points.values())))
+        n = "/".join(dict.fromkeys(str(point["n"]) for point in points.values()))
+        row = _label_row(name, memory, budget, n)
         for delay in delays:
             known = delay in points
             row[format_delay(delay)] = _format_accuracy(points[delay]) if known else "-"
