@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import typer
 
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
-from protokv.texts import check_question_text, parse_strict_json, shorten_text
+from protokv.texts import JsonObject, check_question_text, parse_strict_json, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, Flags, check_options, option
 from protokv_cli.output import Output, format_time, round_timings
@@ -236,7 +236,7 @@ class Answerer:
         session: Session,
         questions: Iterable[UserQuestion],
         videos: StateVideos = (),
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[JsonObject]:
         """Yield the row of each answer of a state; `videos` are those that `--frames` are from.
 
         A refused question does not end the loop; at a prompt, neither does Ctrl-C during an answer.
@@ -266,9 +266,9 @@ class Answerer:
                     raise
                 self.out.error(f"Error: {error.message}" if isinstance(error, ProtoKVError) else "")
 
-    def _make_row(self, answer: Answer, state: str, expected: str | None) -> dict[str, Any]:
+    def _make_row(self, answer: Answer, state: str, expected: str | None) -> JsonObject:
         """Return the row of an answer; show what it stood on, and what was expected instead."""
-        row: dict[str, Any] = {
+        row: JsonObject = {
             "question": answer.question,
             "answer": answer.text,
             "stream_time_s": answer.stream_time_s,
@@ -344,9 +344,7 @@ class Answerer:
         return answer
 
 
-def describe_video_span(
-    places: Sequence[VideoPlace], start_s: float, end_s: float
-) -> dict[str, Any]:
+def describe_video_span(places: Sequence[VideoPlace], start_s: float, end_s: float) -> JsonObject:
     """Return the video of a span of stream time and its times there, for JSON; nothing where these
     are the same.
     """

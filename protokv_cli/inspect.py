@@ -35,7 +35,6 @@ _State = Annotated[
 _Other = Annotated[str | None, typer.Argument(metavar="STATE2", help=_SECOND)]
 
 _ROWS_SHOWN = 8  # of the gaps of a live stream, and of the answers to standing questions
-_COLUMNS = 5  # of a table of layers, beside their number: a terminal has room for a few
 
 
 class _InspectFlags(Flags, panel="What to show"):
@@ -287,12 +286,8 @@ def _inner_tables(d: Row) -> Iterator[RenderableType]:
     yield tabulate_fields(sizes, "bytes; total: in memory; file: on disk")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-            names = list(rows[0])
             cells = [{"layer": i, **row} for i, row in enumerate(rows)]
-            for first in range(0, len(names), _COLUMNS):
-                yield tabulate_rows(
-                    ["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " ")
-                )
+            yield tabulate_rows(list(cells[0]), cells, title=name.replace("_", " "))
 
 
 def _difference_tables(d: Row) -> Iterator[RenderableType]:

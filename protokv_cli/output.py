@@ -28,7 +28,7 @@ import typer
 
 from protokv.errors import PositionWarning, ProtoKVError, escape_text, format_os_error
 from protokv.machine import is_out_of_memory
-from protokv.texts import shorten_text
+from protokv.texts import JsonObject, shorten_text
 from protokv_cli.exits import ExitCode, find_exit_code
 
 if TYPE_CHECKING:
@@ -438,12 +438,12 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
     return [f"{format_time(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
 
 
-def round_timings(timings: Timings) -> dict[str, Any]:
+def round_timings(timings: Timings) -> JsonObject:
     """Return the seconds of each stage for JSON, with the CPU time of the process, and which parts
     graphs ran.
     """
     seconds = timings.seconds | {"process cpu": time.process_time()}
-    found: dict[str, Any] = {name: round(value, 4) for name, value in seconds.items()}
+    found: JsonObject = {name: round(value, 4) for name, value in seconds.items()}
     return found | ({"graphs": timings.graphs} if timings.graphs else {})
 
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from protokv.backbones import identify_backbone
 from protokv.bucket import in_bucket
@@ -29,6 +29,7 @@ from protokv.state.folder import read_recorded_damage
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.sources import read_fingerprints
+from protokv.texts import JsonObject
 from protokv.video.address import source_kind
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import never_stop
@@ -104,7 +105,7 @@ class VideoOutcome:
     failure: VideoFailure | None = None  # why it failed; of a watched or finished video, its damage
     notes: tuple[str, ...] = ()  # notes for the user on the video that are no damage
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain JSON; `failure` only if there is one."""
         row = self.job.to_dict() | asdict(self)
         return {
@@ -163,7 +164,7 @@ class FleetWorker:
             return replace(
                 found, status="failed", elapsed_s=time.perf_counter() - began, failure=failure
             )
-        state: dict[str, Any] = {
+        state: JsonObject = {
             name: getattr(summary, name) for name in ("steps", "stream_time_s", "file_bytes")
         }
         return replace(

@@ -18,7 +18,7 @@ from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
 from protokv.stream.asking import Answer
-from protokv.texts import check_question_text, find_invalid_character, parse_strict_json
+from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
 
 _MOST_ANSWER_TOKENS = 1024
 _LENGTHS = "max_completion_tokens", "max_tokens"
@@ -101,7 +101,7 @@ def _read_time(at: object) -> str | None:
     return f"{at:.3f}"
 
 
-def _read_object(body: bytes) -> dict[str, Any]:
+def _read_object(body: bytes) -> JsonObject:
     """Return the JSON object in a body, which names a model. ConfigError if it asks for what a
     state cannot do.
     """
@@ -231,7 +231,7 @@ class ChatCompletion:
             "model": request.model,
         }
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> JsonObject:
         """Return the whole answer."""
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {"index": 0, "message": message, **self._ending(answer)}
@@ -281,7 +281,7 @@ class ChatCompletion:
             {**self._head, "object": "chat.completion.chunk", "choices": [choice], **more}
         )
 
-    def _ending(self, answer: Answer) -> dict[str, Any]:
+    def _ending(self, answer: Answer) -> JsonObject:
         """Return why an answer ended, and if wanted the chances of its tokens; a stream has all of
         them at its end.
         """
@@ -297,16 +297,16 @@ class ChatCompletion:
             "finish_reason": "stop" if answer.finish_reason == "stop" else "length",
         }
 
-    def _chance(self, one: TokenLogprob) -> dict[str, Any]:
+    def _chance(self, one: TokenLogprob) -> JsonObject:
         text = self._decode([one.id])
         return {"token": text, "logprob": one.log_probability, "bytes": list(text.encode())}
 
 
-def _extras(answer: Answer) -> dict[str, Any]:
+def _extras(answer: Answer) -> JsonObject:
     """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read,
     and the evidence.
     """
-    found = dict[str, Any](
+    found = JsonObject(
         stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns
     )
     if answer.probabilities is not None:

@@ -24,6 +24,7 @@ import msgspec
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, escape_text
 from protokv.state.header import StateHeader
+from protokv.texts import JsonObject
 
 # The newest gaps and anchors of a live source are kept; differences below `_STEADY_S` are
 # adjustments of a clock.
@@ -91,10 +92,10 @@ class StreamSegment:
 
     first_step: int = 0  # its place in the stream
     start_s: float = 0.0  # stream time
-    earlier: tuple[dict[str, Any], ...] = ()  # records of the sources before it, in order
+    earlier: tuple[JsonObject, ...] = ()  # records of the sources before it, in order
     done: bool = False  # the stream has watched it to its end
 
-    def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, source: Mapping[str, Any]) -> JsonObject:
         """Return the value of `StateHeader.source` while this source is watched."""
         place = {"first_step": self.first_step, "start_s": self.start_s, "earlier": [*self.earlier]}
         return {**source, **(place if self.earlier else {})}
@@ -192,7 +193,7 @@ class _Record:
     damage: Any = None
 
 
-def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
+def describe_state_sources(header: StateHeader) -> list[JsonObject]:
     """Return a plain JSON record of each source, in order.
 
     Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time),
@@ -339,7 +340,7 @@ class WallClockLog:
                 return at_s
         return -math.inf
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Describe the log for people, with real times as dates in UTC."""
 
         def date(real_s: float) -> str:

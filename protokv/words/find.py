@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from protokv.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.texts import JsonObject
 from protokv.video.address import source_kind
 from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
@@ -140,7 +141,7 @@ def shorten_language(language: str) -> str:
     return "" if first == "und" else _TWO_LETTERS.get(first, first)
 
 
-def describe_subtitle_file(file: str) -> dict[str, Any]:
+def describe_subtitle_file(file: str) -> JsonObject:
     """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be
     read.
     """
@@ -174,14 +175,14 @@ def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def identify_subtitles(record: Mapping[str, Any] | None) -> dict[str, Any]:
+def identify_subtitles(record: Mapping[str, Any] | None) -> JsonObject:
     """Return what of a record tells subtitles apart; empty for none."""
     return {
         name: value for name, value in (record or {}).items() if name not in ("lost", "encoding")
     }
 
 
-def _read(record: dict[str, Any], read: Callable[[], SubtitleLines]) -> Subtitles:
+def _read(record: JsonObject, read: Callable[[], SubtitleLines]) -> Subtitles:
     try:
         lines, lost, note = read()
     except SourceError as error:
