@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -32,7 +32,7 @@ from protokv.state.sources import read_fingerprints
 from protokv.texts import JsonObject
 from protokv.video.address import source_kind
 from protokv.video.registry import fingerprint_source, open_source
-from protokv.video.source import never_stop
+from protokv.video.source import ShouldStop, never_stop
 from protokv.words import find as words
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class FleetWorker:
     """One model on one device, and one video at a time."""
 
     def __init__(
-        self, recipe: JobRecipe, device: str, should_stop: Callable[[], bool] = never_stop
+        self, recipe: JobRecipe, device: str, should_stop: ShouldStop = never_stop
     ) -> None:
         """Load nothing yet. `should_stop` is called after every step."""
         self._recipe = recipe

@@ -42,7 +42,7 @@ from protokv.video.address import (
     source_kind,
 )
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
-from protokv.video.source import Frame, FrameRequest, never_stop
+from protokv.video.source import Frame, FrameRequest, ShouldStop, never_stop
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 _MANY = 8
@@ -179,7 +179,7 @@ class LiveSource(Source):
         frames_per_step: int,
         segment: StreamSegment,
         stream_s: float,
-        should_stop: Callable[[], bool],
+        should_stop: ShouldStop,
     ) -> Iterator[VideoStep | SourceLost | SourceRecovered | FramesDropped | None]:
         """Give steps in stream time counted from the start of the segment, news, and None while
         nothing comes.
@@ -248,7 +248,7 @@ class LiveSource(Source):
             self._away_s = self.clock()
             yield SourceLost(self.info.name, stream_s, item.why)
 
-    def connect(self, should_stop: Callable[[], bool]) -> Source:
+    def connect(self, should_stop: ShouldStop) -> Source:
         """Open the next connection."""
         opened = self._opened
         self._opened = None
@@ -479,7 +479,7 @@ def open_live_source(
     }
 
     def connect(
-        should_stop: Callable[[], bool] = never_stop, size: tuple[int, int] | None = None
+        should_stop: ShouldStop = never_stop, size: tuple[int, int] | None = None
     ) -> Source:
         return AVSource(
             text, should_stop=should_stop, size=size, options=dict(options.input), **how

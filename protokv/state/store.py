@@ -42,6 +42,7 @@ from protokv.errors import (
     did_you_mean,
 )
 from protokv.state import commit as files
+from protokv.state.commit import StatePath as StatePath
 from protokv.state.commit import (
     explain_read_errors,
     explain_write_errors,
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
 
 _T = TypeVar("_T")
-
-StatePath = str | os.PathLike[str]
 
 STATE_FORMS: dict[str, StateForm] = {
     one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())
@@ -364,7 +363,7 @@ def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
 
 
 @contextmanager
-def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
+def _explain(address: StatePath, doing: str) -> Iterator[None]:
     try:
         with explain_bucket_errors(os.fspath(address), doing):
             yield
