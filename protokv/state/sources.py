@@ -224,8 +224,8 @@ def describe_state_sources(header: StateHeader) -> list[JsonObject]:
 def clip_source_end(
     reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock
 ) -> float:
-    """Return the stream time at which a source ended; its last step may reach beyond that, to
-    `reached_s`.
+    """Return the stream time at which a source ended. Its last step reaches to `reached_s`, which
+    may be later.
     """
     if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
