@@ -31,21 +31,21 @@ LONGEST_PAUSE_S = 12 * 3600.0
 _BACK_S = 0.25
 _REORDER_S = 1.0
 
-# Packets after a leap are read ahead until they are this many seconds away from it, or until they are
-# too many, or have too many bytes. The last two numbers are the fewest packets: after a key frame,
-# and after another packet, which may be reordered.
+# Packets after a leap are read ahead until they are this many seconds away from it, or until they
+# are too many, or have too many bytes. The last two numbers are the fewest packets: after a key
+# frame, and after another packet, which may be reordered.
 _CONFIRM_S = 10.0
 _CONFIRM_PACKETS = 600
 _CONFIRM_BYTES = 64 << 20
 _LEAST_PACKETS = 2
 _LEAST_REORDERED = 8
 
-# Counters of MPEG-TS that begin anew are a join, unless the next frame is late by more than this many
-# lengths of a frame: then a part is missing.
+# Counters of MPEG-TS that begin anew are a join, unless the next frame is late by more than this
+# many lengths of a frame: then a part is missing.
 _MISSING_STEPS = 0.75
 
-# FFmpeg marks one of the last packets before a join as corrupt, since counters of MPEG-TS begin anew
-# there. The next key frame is among this many packets after the mark.
+# FFmpeg marks one of the last packets before a join as corrupt, since counters of MPEG-TS begin
+# anew there. The next key frame is among this many packets after the mark.
 _MARKED_BEFORE = 4
 
 # A frame may stay for this long, even beyond the declared end of the file.
@@ -117,8 +117,8 @@ class PacketClock:
     """Moves the time stamps of packets so that they run on where they leap.
 
     Stamps that leap and come back are damage: only the leaping packets are moved, to follow the one
-    before them. Stamps that leap back and stay are a join: an encoder began anew, or recordings were
-    put together. Stamps that leap ahead and stay are a pause, if that is credible. `account` notes
+    before them. Stamps that leap back and stay are a join: an encoder began anew, or recordings
+    were put together. Stamps that leap ahead and stay are a pause, if that is credible. `account` notes
     damage and joins, and no pauses.
     """
 

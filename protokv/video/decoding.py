@@ -18,8 +18,8 @@ from protokv.video.losses import FrameLosses
 from protokv.video.probe import STALE_MEMORY_DECODERS, StreamProbe
 from protokv.video.source import Frame, Image, ShouldStop
 
-# Containers whose header states a length. FFmpeg takes that of others from their last time stamps, or
-# from their bytes.
+# Containers whose header states a length. FFmpeg takes that of others from their last time stamps,
+# or from their bytes.
 _STATING = {"mov", "flv", "asf"}
 
 # A source that ends this many seconds before the end that it declares is not cut short.
@@ -68,9 +68,9 @@ class FrameDecoder:
     ) -> None:
         """Begin before the first packet of PyAV's stream; with `sought`, after a seek.
 
-        `convert` makes a picture of PyAV's frame when somebody looks at it. With `after_key`, frames
-        before the first key frame are dropped and not counted as lost, since their packets were
-        skipped. The frames of a live stream have their times from `arrivals` and are not matched
+        `convert` makes a picture of PyAV's frame when somebody looks at it. With `after_key`,
+        frames before the first key frame are dropped and not counted as lost, since their packets
+        were skipped. The frames of a live stream have their times from `arrivals` and are not matched
         with packets. `on_note` gets notes for the user that are no damage.
         """
         losses.matching = arrivals is None

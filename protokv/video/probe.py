@@ -41,8 +41,8 @@ _PICTURES = {"mjpeg", "png", "apng", "webp", "bmp", "gif", "tiff", "jpegls", "jp
 # Pixels that are wider, or higher, than this are a damaged header.
 _WIDEST_PIXEL = 8
 
-# Decoders that show old memory for the missing part of a frame, unless they are told to refuse such a
-# frame. The mark stands before the pixels; a packet without it has none.
+# Decoders that show old memory for the missing part of a frame, unless they are told to refuse such
+# a frame. The mark stands before the pixels; a packet without it has none.
 STALE_MEMORY_DECODERS = {"mjpeg": b"\xff\xda"}
 
 # Packets that may fail, and bytes that are read, before the first frame.
