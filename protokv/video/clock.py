@@ -116,10 +116,10 @@ class PacketTiming:
 class PacketClock:
     """Moves the time stamps of packets so that they run on where they leap.
 
-    Stamps that leap and come back are damage: only the leaping packets are moved, to follow the one
-    before them. Stamps that leap back and stay are a join: an encoder began anew, or recordings
-    were put together. Stamps that leap ahead and stay are a pause, if that is credible. `account` notes
-    damage and joins, and no pauses.
+    Stamps that leap and come back are damage: only the leaping packets are moved, to follow the
+    one before them. Stamps that leap back and stay are a join: an encoder began anew, or
+    recordings were put together. Stamps that leap ahead and stay are a pause, if that is
+    credible. `account` notes damage and joins, and no pauses.
     """
 
     def __init__(self, timing: PacketTiming, account: FrameLosses, *, from_origin: bool) -> None:

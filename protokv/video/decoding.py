@@ -70,8 +70,8 @@ class FrameDecoder:
 
         `convert` makes a picture of PyAV's frame when somebody looks at it. With `after_key`,
         frames before the first key frame are dropped and not counted as lost, since their packets
-        were skipped. The frames of a live stream have their times from `arrivals` and are not matched
-        with packets. `on_note` gets notes for the user that are no damage.
+        were skipped. The frames of a live stream have their times from `arrivals` and are not
+        matched with packets. `on_note` gets notes for the user that are no damage.
         """
         losses.matching = arrivals is None
         stream.codec_context.flush_buffers()
