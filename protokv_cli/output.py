@@ -1,8 +1,8 @@
 r"""The streams of a command: results to stdout, messages, progress and errors to stderr.
 
 Results are records: tables for people, one JSON object a line for programs. Without `--format`, a
-terminal gets tables and a pipe gets JSON. A lost stderr is ignored. A lost stdout ends a command
-whose purpose is its output, but not one whose purpose is a state.
+terminal gets tables and a pipe gets JSON. If stderr is closed, messages are dropped. If stdout is
+closed, a command that writes a state goes on, and any other one ends.
 
 A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the
 direction of writing. Every text that this program writes passes `make_printable` or `format_json`:

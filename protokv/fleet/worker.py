@@ -1,8 +1,8 @@
 """A worker: it says what is left to do for a video, watches it, and loads the model once.
 
-Results are values, not exceptions, unless the model is missing, which concerns all videos. A video
-is done if its state is complete and its header names the same content, model and memory: only the
-header and the fingerprint are read.
+A failure of a video is a result and no exception. A missing model is an exception, since it
+concerns all videos. A video is done if its state is complete and its header names the same
+content, model and memory. Only the header and the fingerprint are read for that.
 """
 
 from __future__ import annotations

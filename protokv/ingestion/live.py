@@ -121,7 +121,7 @@ class LiveSource(Source):
         self._feed: _Feed | None = None
         self._reading: Source | None = None
         self._away_s: float | None = None
-        # how far the clock of the day was ahead of the other one at the last anchor
+        # seconds from the clock that only goes forward to the clock of the day, at the last anchor
         self._ahead_s: float | None = None
 
     @property
@@ -166,8 +166,9 @@ class LiveSource(Source):
         self.log.committed_at = now_s = self.now()
         real_s = now_s
         if self.log.anchors and self._ahead_s is not None:
-            # By how much the clock of the day was set since the last anchor. A model that lags
-            # behind the camera is no reason for another one.
+            # The clock of the day may have been set since the last anchor. Do not compare stream
+            # time with it: a model that lags behind the camera would look like a clock that was
+            # set.
             real_s = self.log.real_time(stream_s) + now_s - self.clock() - self._ahead_s
         if not self.log.anchors or self._ahead_s is not None:
             self._anchor(stream_s, real_s)
@@ -320,8 +321,7 @@ class _Feed:
             self._end_step()
             self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
-            # An attempt that took longer than the pause needs none: a listener waits for its
-            # publisher in it.
+            # The time of the attempt is a part of the pause: a listener waits for its publisher.
             pause_s = first_s if frames else pause_s
             # Many readers of one camera do not come back in step.
             wait_s = max(0.0, pause_s * _JITTER.uniform(0.5, 1.0) - (now_s - since_s))
@@ -388,7 +388,7 @@ class _Feed:
                         self._end_step()
                     if self._stop.is_set():
                         break
-                    # The model may have been waited for: that is no silence of the source.
+                    # Waiting for the model is no silence of the source.
                     alive_s = self._clock()
                 why = source.damage.message
         except ProtoKVError as error:

@@ -101,8 +101,8 @@ class IngestRun:
             try:
                 yield from self._watch_steps(every, stop)
             except BaseException as error:
-                # Not after an error within a step, which leaves half a step in the memory, and not
-                # if writing failed.
+                # An error within a step leaves half of the step in the memory: do not commit that.
+                # Do not try again where writing failed.
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
                     with suppress(Exception):
                         self._commit()

@@ -165,7 +165,7 @@ class _FedSession:
         if steps and self._every.is_due(steps, clock.stream_time_s - saved.stream_time_s, passed_s):
             self.commit()
         found = {"frame_index": self.frames - 1, "stream_time_s": time_s, "steps": clock.steps}
-        # A session is asked. It says nothing to a frame.
+        # Answers come at /v1/chat/completions; the protocol wants a text here.
         return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
 
     def is_idle(self, idle_s: float) -> bool:

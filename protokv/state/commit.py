@@ -122,7 +122,9 @@ def recover_state(path: Path) -> None:
 
 
 def find_state_place(path: Path) -> Path:
-    """Return where a state is to be read: while a commit replaces it, it may lie aside."""
+    """Return the path to read a state from: while a commit replaces a folder, the old one lies
+    aside.
+    """
     aside = _hidden(path, "previous")
     return aside if not os.path.lexists(path) and os.path.lexists(aside) else path
 
@@ -266,8 +268,7 @@ def explain_read_errors(path: StatePath) -> Iterator[None]:
     except errors.ProtoKVError:
         raise
     except Exception as error:
-        # A name for its cause here would make a cycle of frames, with the session of who reads
-        # among them.
+        # Bind the cause to no variable here: the traceback would keep the reader's session alive.
         raise _explain_read_error(where, error) from error
 
 

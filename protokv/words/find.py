@@ -50,10 +50,11 @@ _MARKS = _FORCED | _FULL | {"sdh", "cc", "hi"}
 
 
 class _SubtitleFile(NamedTuple):
-    """A file of subtitles beside a video; the least one is meant.
+    """A file of subtitles beside a video; the smallest one is taken.
 
-    Full ones come first, then the plain name, then English, then those with the fewest other marks,
-    as of the hearing-impaired. The language has two letters; it is empty where the name has none.
+    Full subtitles come before forced ones, then a name without a language, then English, then the
+    name with the fewest marks such as `sdh`. The language has two letters; it is empty where the
+    name has none.
     """
 
     forced: bool
@@ -95,10 +96,10 @@ def find_subtitles(source: Source, video: object, choice: str, start_s: float = 
 
 
 def find_subtitle_file(video: object, choice: str, *, forced: bool = True) -> str | None:
-    """Return the file of subtitles, or the object, that is meant for a video; None: none.
+    """Return the file or object with the subtitles of a video; None: there is none.
 
-    Without `forced`, one whose name says that it has foreign speech alone is not meant: a track is
-    better. SourceNotFound: the named file is not there.
+    Without `forced`, a file of foreign speech alone, by its name, does not count, since a text
+    track is better. SourceNotFound: the named file is not there.
     """
     if choice == SUBTITLES_OFF:
         return None
