@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -67,11 +68,12 @@ class SlotsFile:
         """Open a file. StateNotFound: it is not there. StateCorrupt: it is none, or cut off."""
         self.path = Path(path)
         try:
-            self._file = safe_open(self.path, framework="pt")
-            document = json.loads((self._file.metadata() or {})[_KEY])
+            opened: Any = safe_open(self.path, framework="pt")
+            document = json.loads((opened.metadata() or {})[_KEY])
             self.head = SlotsHead(**{one.name: document[one.name] for one in fields(SlotsHead)})
-            self._slices = {name: self._file.get_slice(name) for name in _RANKS}
+            self._slices = {name: opened.get_slice(name) for name in _RANKS}
             shapes = {name: tuple(one.get_shape()) for name, one in self._slices.items()}
+            self._file = opened
         except FileNotFoundError:
             raise StateNotFound(f"there is no file {self.path}") from None
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -25,7 +25,7 @@ from tests.tolerance import near_logits
 QUESTION = "who is the star ?"
 SERVED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "smolvlm", "internvl")
 FIXED = ("durable", "paper", "continuity", "infinipot-v", "hermes", "dycoke", "last-frames")
-FIXED += ("first-tokens", "random", "sliding-window", "full")
+OTHERS = ("first-tokens", "random", "sliding-window", "full")
 
 
 @pytest.fixture(scope="module", params=SERVED)
@@ -104,7 +104,7 @@ def test_a_question_behind_the_slots_has_the_logits_of_the_session(
 
 @pytest.mark.parametrize("folder", ["qwen2_5_vl"], indirect=True, scope="module")
 class TestEveryMemory:
-    @pytest.mark.parametrize("memory", FIXED)
+    @pytest.mark.parametrize("memory", FIXED + OTHERS)
     def test_of_a_fixed_set_has_slots_with_the_same_answer(
         self, model: Any, backbone: Backbone, memory: str
     ) -> None:
