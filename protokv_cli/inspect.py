@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protokv.texts import format_count, shorten_text
+from protokv.texts import JsonObject, format_count, shorten_text
 from protokv_cli.asking import describe_video_span
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, check_options, option
@@ -43,6 +43,9 @@ class _InspectFlags(Flags, panel="What to show"):
         "--output -o PATH", "Write the state again, in the form that the suffix names."
     )
     force: bool = option("--force", "Let --output replace any file.")
+    model: str | None = option(
+        "--model -m MODEL", "For .kv.safetensors: its model, where its own name is not found."
+    )
     verify: bool = option(
         "--verify/--no-verify", "Check that every byte is as it was saved.", default=True
     )
@@ -75,20 +78,22 @@ def inspect(
 
     With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0
     if they are equal and 1 if they differ. With -o: write the state in another form (.safetensors,
-    .pt, .zarr) or place (s3://...).
+    .pt, .zarr) or place (s3://...), or as plain tensors that other engines serve
+    (.kv.safetensors).
 
     ```sh
     protokv inspect video.safetensors --layers
     protokv inspect talk.safetensors --words --at 7:30
     protokv inspect video.safetensors -f json | jq .bytes.total
     protokv inspect video.safetensors -o video.zarr
+    protokv inspect video.safetensors -o states/video.kv.safetensors
     protokv inspect monday.safetensors tuesday.safetensors
     protokv inspect states/
     ```
     """
     out = output.open()
     with out.errors():
-        from protokv.state.describe import compare_states, convert_state, describe_state
+        from protokv.state.describe import compare_states, describe_state
         from protokv.state.folder import describe_states, names_many_states
         from protokv.state.reader import StateReader
 
@@ -102,10 +107,7 @@ def inspect(
         elif flags.words:
             _show_words(out, state, flags)
         elif flags.target is not None:
-            written = convert_state(
-                state, flags.target, overwrite=flags.force, digests=flags.verify
-            )
-            out.record(written, "written")
+            out.record(_write(state, flags.target, flags), "written")
         elif other is not None:
             both = (StateReader.open(one, verify=flags.verify).state for one in (state, other))
             found = {"states": [state, other], **compare_states(*both)}
@@ -117,6 +119,19 @@ def inspect(
             document = describe_state(state, at_s=reader.at_s, digests=flags.verify)
             show_commit_note(out, reader, document["stream"]["duration_s"])
             out.show([document], lambda _: make_inspect_tables(document, layers=flags.layers))
+
+
+def _write(state: str, target: str, flags: _InspectFlags) -> JsonObject:
+    """Write a state in the form that the suffix of a path names."""
+    from protokv.slots import SLOTS_SUFFIX
+    from protokv.state.describe import convert_state
+
+    if target.endswith(SLOTS_SUFFIX):
+        from protokv.stream.slots import export_slots
+
+        # Any file of this name is what such a command wrote.
+        return export_slots(state, target, default=flags.model)
+    return convert_state(state, target, overwrite=flags.force, digests=flags.verify)
 
 
 def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
