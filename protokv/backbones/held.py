@@ -155,8 +155,9 @@ def _begin_tokens(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
         named = signature(module.forward).bind_partial(*arguments).arguments | named
     if cache := _find_cache(named):
         ids = named.get("position_ids")
-        # The first of four rows counts tokens, for masks.
-        where = None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None]
+        # A row before those of M-RoPE counts tokens, for masks.
+        rows = cache.decoder.position_components
+        where = None if ids is None else ids[-rows:, 0].T if ids.ndim == 3 else ids[0, :, None]
         cache.begin(where, named.get("attention_mask"))
 
 

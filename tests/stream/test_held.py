@@ -333,6 +333,9 @@ def test_a_state_is_of_the_adapter_that_was_active(llama: Any, tmp_path: Path) -
 class Quantized(torch.nn.Module):
     """A layer with integers and their scale, as quantizers leave it in buffers."""
 
+    integers: Tensor
+    scale: Tensor
+
     def __init__(self, layer: torch.nn.Linear) -> None:
         super().__init__()
         scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
