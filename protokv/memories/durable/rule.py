@@ -15,8 +15,8 @@ f is [key; value], the key without rotation. w and v are the tokens that the two
 - one each in a shallow model. There repeats enter the bank, and a mass says how long a thing was in
   view. If masses counted, a heavy prototype would be dear to go into: repeats would pile up beside
   it, and what came once would pay for them.
-- their masses in a deep model (`repeats.DEEP_MODEL_LAYERS`). There repeats stay out, and a mass
-  says how many distinct tokens a point stands for.
+- their masses in a deep model (`repeats.DEEP_MODEL_LAYERS`), words included. There repeats stay
+  out, and a mass says how many distinct tokens a point stands for.
 
 `docs/guides/memories.md` compares these costs.
 
@@ -61,7 +61,7 @@ from protokv.device.arrays import find_first_minimum, slice_rows, sum_weighted_r
 from protokv.device.kernels import multiplies_bfloat16
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS, MergeExclusions, NoveltyCounts
-from protokv.memories.durable.repeats import RepeatWeights
+from protokv.memories.durable.repeats import RepeatWeights, is_deep
 from protokv.memories.durable.settings import DurableConfig
 
 WAITING_COST_FACTOR: Final = 10
@@ -137,8 +137,8 @@ class DurableRule(BankRule[DurableConfig]):
         )
         # Deep in a model a mean of strangers is a token that the model has never read.
         self._drops = self._repeats is not None
-        # Where repeats enter the bank, a mass says how long a thing was there.
-        self._most_counted = MOST_PROTOTYPE_NUMBER if self._drops else 1
+        # Elsewhere a mass says how long a thing was there.
+        self._most_counted = MOST_PROTOTYPE_NUMBER if is_deep(shape) else 1
         L, H, K = bank.mass.shape
         B = L * H
         D = shape.head_size

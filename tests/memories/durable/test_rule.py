@@ -354,13 +354,17 @@ def test_a_deep_model_drops_strangers_and_a_shallow_one_averages_them(
     assert int(mass.sum()) < came / 2 if deep else int(mass.sum()) == came
 
 
+@pytest.mark.parametrize("words", [True, False])
 @pytest.mark.parametrize("deep", [True, False])
 def test_who_goes_depends_on_the_sizes_of_masses_in_a_deep_model_alone(
-    deep: bool, monkeypatch: pytest.MonkeyPatch
+    deep: bool, words: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     shape = shape_of(layers=1, heads=20, size=16)
-    merging = DurableRule(DurableBank(shape, 24), small_durable(24, split=(0, 1)), shape)
+    config = small_durable(96, split=(0, 1), words=True)
+    own = config.of_words() if words else config
+    assert own is not None
+    merging = DurableRule(DurableBank(shape, 24), own, shape)
     generator = torch.Generator().manual_seed(4)
     mass = torch.randint(0, 30, (20, 24), generator=generator)
     sketch = merging._sketch(torch.randn(20, 24, 32, generator=generator), mass > 0)
