@@ -157,7 +157,8 @@ class QuantizedBank(DurableBank):
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""
         values = self._values.index_select(0, self._find_slots(rows))
-        return torch.cat((self.read_keys(rows), values.float()), 1)
+        # Both are float32 there.
+        return torch.cat((self.read_keys(rows), values), 1)
 
     def read_keys(self, rows: Tensor) -> Tensor:
         """Return the keys of prototypes `rows` `[m]`, `[m, D]` float32."""
