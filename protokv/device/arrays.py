@@ -51,7 +51,8 @@ def find_greatest(numbers: Tensor) -> Tensor:
     """Return the greatest absolute number along the last axis."""
     if is_readable_by_numpy(numbers):
         return numbers.abs().amax(-1)
-    return torch.linalg.vector_norm(numbers, torch.inf, -1)
+    greatest: Tensor = torch.linalg.vector_norm(numbers, torch.inf, -1)
+    return greatest
 
 
 def multiply_codes(codes: Tensor, factors: Tensor) -> Tensor:

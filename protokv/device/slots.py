@@ -39,9 +39,7 @@ class SlotRows:
         self.values = values[:, :, :N]
         self.bias = torch.full((L, H, N), -torch.inf, device=device)
         # with columns and the rows behind
-        self._wide = (
-            (keys, self._numbers.as_strided(keys.shape, values.stride())) if wide else None
-        )
+        self._wide = (keys, self._numbers.as_strided(keys.shape, values.stride())) if wide else None
         # those of all heads together, and how many each of them has there
         self._flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2))
         self._of_head = rows
