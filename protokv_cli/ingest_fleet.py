@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from protokv import errors
 from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.texts import format_count
+from protokv.texts import JsonObject, format_count
 from protokv_cli.asking import open_text_or_stdin
 from protokv_cli.exits import ExitCode, find_exit_code
 from protokv_cli.options import Flags, option
@@ -24,7 +24,7 @@ from protokv_cli.parsing import parse_list
 from protokv_cli.process import StopSignal, handle_signals
 
 if TYPE_CHECKING:
-    from protokv.fleet import JobRecipe, VideoOutcome
+    from protokv.fleet import JobRecipe, LocalWorkerPool, VideoOutcome
     from protokv.ingestion import IngestOptions
 
 
@@ -39,9 +39,6 @@ class FleetFlags(Flags, panel="Many videos"):
     )
     devices: str | None = option(
         "--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu."
-    )
-    ray: str | None = option(
-        "--ray ADDRESS", "Workers in a Ray cluster: HOST:PORT, or auto: RAY_ADDRESS, or a new."
     )
     max_failures: int | None = option(
         "--max-failures COUNT", "Begin no other video after COUNT failures.", min=1
@@ -105,24 +102,12 @@ def _read_list(listing: str) -> list[str]:
         raise SourceNotFound(why, hint="name a file with a video a line") from error
 
 
-def _open_pool(fleet: FleetFlags, recipe: JobRecipe) -> Any:
+def _open_pool(fleet: FleetFlags, recipe: JobRecipe) -> LocalWorkerPool:
     from protokv.fleet import LocalWorkerPool
 
-    if fleet.ray is None:
-        named = parse_list(fleet.devices or recipe.options.device)
-        devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
-        return LocalWorkerPool(recipe, fleet.workers or len(devices), devices)
-    if fleet.devices is not None:
-        raise ConfigError(
-            "--devices are those of one machine", hint="Ray gives each worker its own: leave it out"
-        )
-    try:
-        from protokv.fleet.cluster import RayWorkerPool
-    except ImportError as error:
-        raise ConfigError(
-            f"--ray: {error.name} is not installed", hint="pip install ray"
-        ) from error
-    return RayWorkerPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
+    named = parse_list(fleet.devices or recipe.options.device)
+    devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
+    return LocalWorkerPool(recipe, fleet.workers or len(devices), devices)
 
 
 class _Report(ProgressBar):
@@ -197,7 +182,7 @@ class _Report(ProgressBar):
             self._out.json({"type": "progress", **found})
         return bool(self._stop)
 
-    def _progress(self) -> dict[str, Any]:
+    def _progress(self) -> JsonObject:
         """Return plain JSON: `seconds_left` by the share of videos that ended, `times_real_time` of
         the stream.
         """
@@ -245,7 +230,7 @@ class _Report(ProgressBar):
             raise typer.Exit(ExitCode.PARTIAL)
 
 
-def _show(out: Output, outcome: VideoOutcome, row: dict[str, Any]) -> None:
+def _show(out: Output, outcome: VideoOutcome, row: JsonObject) -> None:
     """Write its row, or a line: status, video, state, what is wrong, and what a user should
     know.
     """
