@@ -50,6 +50,10 @@ class ModelNotFound(ModelError):
     """There is no such model folder, and no such model on the hub."""
 
 
+class EngineError(ProtoKVError):
+    """An engine of others does not answer, or refuses to."""
+
+
 class JudgeError(ProtoKVError):
     """A judge of answers cannot be asked at all; what it said already is kept."""
 
