@@ -151,7 +151,7 @@ class FrameDecoder:
             return
         if packet.is_corrupt:
             self._corrupt_s.add(due_s)
-        # Frames before the first key frame are lost, but for those that a seek has left behind.
+        # Frames before the first key frame are lost, unless a seek skipped their packets.
         if not self._drop_leading if self._key_s is None else self._key_s <= due_s:
             self.losses.expect(due_s)
 
@@ -159,6 +159,9 @@ class FrameDecoder:
         """Return the decoder's frames for a packet, or its last ones for None. What fails is
         reported.
         """
+        if packet is not None:
+            # Another recording may have another codec; None came before it.
+            self._context = packet.stream.codec_context
         try:
             if self._pixels and packet is not None and self._pixels not in bytes(packet):
                 raise ValueError("a picture without pixels")
