@@ -34,7 +34,7 @@ TEXT: dict[str, Any] = {
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 32,
     "moe_intermediate_size": 32,
     "num_experts": 4,
@@ -85,6 +85,10 @@ TOWER: dict[str, Any] = {
     "mm_posemb_size": 64,
     "output_proj_dims": 32,
     "max_img_size": 64,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
 }
 TOWERS = ("vision", "audio", "vit", "image", "visual", "tower")
 LAYERS: int = TEXT["num_hidden_layers"]
@@ -93,6 +97,10 @@ WORDS = {"<image>": 8, "<|extra_200|>": 9}
 ANGLES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [22, 22, 20]}
 KINDS = ("full_attention", "sliding_attention")
 GIVEN: dict[str, dict[str, Any]] = {
+    "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}},
+    "step3p7": {"text_config": {"sliding_window": 40}},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 10, "audio_start_token_id": 11},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 10, "audio_start_token_id": 11},
     "chameleon": {"vocabulary_map": WORDS},
     "emu3": {"vocabulary_map": WORDS},
     "hunyuan_vl": {
