@@ -240,11 +240,8 @@ def test_answers_about_a_part_have_the_times_of_the_video_beside_those_of_the_st
     kept: Path,
 ) -> None:
     state = load_state(kept / "door.safetensors")
-    source = {
-        **(state.source or {}),
-        "name": "talk.mp4 from 300 s",
-        "fingerprint": "ab@300.000000+",
-    }
+    said = {"question": "a", "answer": "b", "stream_time_s": 1.0, "mean_logprob": -0.1}
+    source = {"name": "talk.mp4 from 300 s", "fingerprint": "ab@300.000000+", "answers": [said]}
     save_state(replace(state, source=source), kept / "part.safetensors")
     with server(kept) as address, client(address) as one:
         more: dict[str, Any] = {"extra_body": {"evidence": True}}
@@ -253,7 +250,7 @@ def test_answers_about_a_part_have_the_times_of_the_video_beside_those_of_the_st
         assert "video" not in ask(one, "door", **more).evidence[0]
     with TestClient(build_app(StateFolder(kept, MockBackbone())), "http://localhost") as page:
         (answer, *_) = page.get("/page/state?name=part").json()["answers"]
-        assert answer["video_time_s"] == answer["stream_time_s"] + 300
+        assert (answer["video"], answer["video_time_s"]) == ("talk.mp4", 301.0)
 
 
 PARTS = [*[{"role": "user", "content": "a"}] * 2, {"role": "tool"}]
