@@ -19,12 +19,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from protokv.serve.states import StateFolder, name_model
 from protokv.state.commit import is_locked
 from protokv.state.reader import read_thumbnails
-<<<<<<< HEAD
-from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
-from protokv.texts import JsonObject
-=======
 from protokv.state.sources import WallClockLog, describe_standing_answers, describe_state_sources
->>>>>>> main
+from protokv.texts import JsonObject
 
 
 class WebPage:
