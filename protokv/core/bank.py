@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class PrototypeBank(StateTensors):
             setattr(self, self._names[-1], spec.allocate(shape.device))
         # Rows that changed since the last call of `take_touched_`, with repeats; None: any may
         # have.
-        self._touched: list[Tensor] | None = None
+        self._touched: list[Tensor] | None = []
         self._touched_rows = 0
 
     @classmethod
@@ -128,11 +128,6 @@ class PrototypeBank(StateTensors):
             if self._touched_rows > self.mass.numel():
                 self._touched = None
 
-    @property
-    def is_unread(self) -> bool:
-        """Whether rows were touched since the last call of `take_touched_`, as far as is known."""
-        return self._touched is None or bool(self._touched)
-
     def take_touched_(self) -> Tensor:
         """Return the rows touched since the last call, some more than once; all rows where that is
         not known.
@@ -187,7 +182,6 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
     place.
     """
 
-    told: ClassVar[int] = 0  # how many numbers the host tells it on the device in a step
     prototypes_used: int | None = None  # of each head, from the first on; None: any may be in use
 
     @classmethod
@@ -201,27 +195,23 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
         `shape`.
         """
 
+    def plan(self, step: int, move: WindowMove) -> Sequence[float] | None:
+        """Return the numbers that `absorb_` reads in a step, on the host alone; None: it asks the
+        device.
+        """
+        return None
+
     def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
         """See a step before it enters the near window; `before` returns what that holds of the step
         before it.
         """
         return
 
-    def tell(self, move: WindowMove) -> Sequence[float]:
-        """Return these numbers of a step, before it is seen."""
-        return ()
-
     @abstractmethod
-    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
-        """Put evicted tokens into the bank while step `step` is appended, of which the host `told`
-        float64 numbers.
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> None:
+        """Put evicted tokens into the bank while a step is taken, given the float64 numbers of
+        `plan`. A rule that returns some reads no `step`.
         """
-
-    def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
-        """Maintain the bank once a step, after its tokens; `newest` returns what the window has of
-        the newest step.
-        """
-        return
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""

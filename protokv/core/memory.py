@@ -8,8 +8,9 @@ session.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Generic
 
 from torch import Tensor
 from typing_extensions import TypeVar
@@ -21,8 +22,10 @@ from protokv.core.sanitize import StepSanitizer
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
-from protokv.device.graphs import Graphs
+from protokv.device.runs import Plan, Runs, catch_up
 
+# The tensors of a step that every memory takes.
+_STEP_PARTS: Final = ("keys", "values", "positions", "coordinates")
 ConfigT = TypeVar("ConfigT", default=Any)
 """The settings of a memory: a `MemoryConfig`, which this file does not know."""
 
@@ -32,13 +35,16 @@ class Memory(ABC):
 
     # whether its bytes stop growing; False for a reference that keeps everything
     bounded: bool = True
-    # whether `recall().before(time)` works, so that the last steps can be read again
-    hides_recent: bool = True
-    graphs: Graphs | None = None  # of its updates
-    steady: bool = False  # whether `context` does the same work on the same buffers each time
-    retrieves: bool = False  # whether what `recall` shows depends on the question
+    # whether what `recall` shows depends on the question, so that nothing of it can be hidden
+    # before the question is known
+    retrieves: bool = False
     reads_queries: bool = False  # whether a step comes with the queries that forwarded it
-    joins_steps: bool = True  # whether a step may attend to earlier steps that are not appended yet
+    # whether a step is forwarded only when the memory has all steps before it
+    one_by_one: bool = False
+    # what `context` shows besides the data of tensors that stay where they are; None: it differs
+    # each time
+    context_key: Hashable = None
+    runs: Runs | None = None  # how its steps were taken; None: nothing is known
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -59,13 +65,6 @@ class Memory(ABC):
     @abstractmethod
     def append(self, step: StepKV) -> None:
         """Take one step of the stream."""
-
-    def join(self) -> None:
-        """Let a device read this memory only when it has taken the last step; every method does so
-        by itself.
-        """
-        if self.graphs is not None:
-            self.graphs.join()
 
     @abstractmethod
     def context(self) -> Context:
@@ -128,6 +127,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         self._shape = shape
         self._rotary = rotary
         self._sanitizer = StepSanitizer(shape)
+        self.runs: Runs = Runs(shape.device, beside=True)
 
     @classmethod
     def declare(cls, config: ConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -137,7 +137,8 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         return (*KVSlots.declare(shape), *StepSanitizer.declare())
 
     def parts(self) -> Sequence[StateTensors]:
-        """Return the holders of its state."""
+        """Return the holders of its state, when it has taken the last step."""
+        catch_up(self._shape.device)
         return self._slots, self._sanitizer
 
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -148,22 +149,41 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         """Return `StepKV.repeats` of the next step; None if this memory does not look."""
         return None
 
-    def _admit(self, step: StepKV, last_step: int) -> StepKV:
-        """Return the step without numbers that are not finite; refuse it before `start`, or after a
-        later one.
-        """
-        self._check_order(step, last_step)
-        return self._sanitizer.admit(step)
+    @property
+    @abstractmethod
+    def last_step(self) -> int:
+        """The index of the last step seen; -1: none."""
 
-    def _check_order(self, step: StepKV, last_step: int) -> None:
+    def append(self, step: StepKV) -> None:
+        """Take one step: plan it on the host, and apply the plan to it on the device."""
         if not self._slots.started:
             raise RuntimeError(
                 "the memory needs its prompt prefix before the first step: call start()"
             )
-        if step.step <= last_step:
+        if step.step <= self.last_step:
             raise ValueError(
-                f"step {step.step} came after step {last_step}; indices must increase from 0"
+                f"step {step.step} came after step {self.last_step}; indices must increase from 0"
             )
+        plan = self.plan(step)
+
+        def take(numbers: Tensor, *parts: Tensor) -> None:
+            own: dict[str, Any] = dict(zip(_STEP_PARTS, parts, strict=True))
+            self.apply(plan.key, numbers, self._sanitizer.admit(replace(step, **own)))
+
+        given = [getattr(step, name) for name in _STEP_PARTS]
+        self.runs.carry_out("update", plan, take, *given)
+
+    def plan(self, step: StepKV) -> Plan:
+        """Return what taking a step comes to, on the host alone. It asks the device unless a
+        subclass says otherwise.
+        """
+        return Plan(asks=True)
+
+    @abstractmethod
+    def apply(self, key: Any, numbers: Tensor, step: StepKV) -> None:
+        """Take a planned step, whose `usable` is known, given key and numbers of the plan. With a
+        key this is tensors alone: the same operations for every plan of that key.
+        """
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return the declaration of its state."""
@@ -187,6 +207,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
 
     def report(self) -> dict[str, Any]:
         """Return the number of tokens dropped, and what is to be said of each layer."""
+        catch_up(self._shape.device)
         return {"tokens_dropped": int(self._sanitizer.dropped), "layers": []}
 
     def nbytes(self) -> dict[str, int]:

@@ -18,16 +18,16 @@ class AnswerBuffer:
     mask: Tensor  # which places each of them sees, `[T, capacity]` bool
 
     def __init__(
-        self, capacity: int, device: torch.device, wide: tuple[Tensor, Tensor] | None = None
+        self, tokens: int, device: torch.device, wide: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Make room for `capacity` tokens, behind the slots of `SlotRows.read` if they are given
-        and it is at most `ANSWER_ROWS`.
+        """Make room for `tokens` or more, behind the slots of `SlotRows.read` if they are given and
+        have it.
         """
-        self.capacity = capacity
-        self._wide = wide if capacity <= ANSWER_ROWS else None
+        self.capacity = max(ANSWER_ROWS, 1 << (tokens - 1).bit_length())
+        self._wide = wide if tokens <= ANSWER_ROWS else None
         # The position of the first token, and how many there are before those being forwarded.
         self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
-        self._line = torch.arange(capacity, device=device)
+        self._line = torch.arange(self.capacity, device=device)
 
     def enter(self, tokens: int) -> None:
         """Say how many tokens are forwarded next. What they see is read from the device."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from protokv.device import kernels
+from protokv.device.runs import catch_up
 
 ANSWER_ROWS: Final = 256
 """Rows behind those of the slots."""
@@ -27,6 +28,7 @@ class SlotRows:
         self, size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
         L, H, N, D = size
+        self._device = device
         wide = kernels.uses_bias_columns(D, dtype, device)
         held = (L, H, N + ANSWER_ROWS * wide, D + kernels.BIAS_COLUMNS * wide)
         keys, values = (torch.zeros(held, dtype=dtype, device=device) for _ in range(2))
@@ -55,8 +57,9 @@ class SlotRows:
 
     def read(self) -> tuple[Tensor, Tensor] | None:
         """Return wide keys and values, with the bias as it is now; None: attention reads them as
-        they are.
+        they are. What is launched from here on comes after all that was written.
         """
+        catch_up(self._device)
         if self._wide is not None:
             D = self.keys.shape[-1]
             columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)

@@ -128,7 +128,7 @@ class AskedStream(Stream):
         firsts = self.backbone.choice_ids(decoding.choices)
         began = time.perf_counter()
         ids, kept = self.backbone.question_ids(question, turns, system)
-        reading = self.read_question(ids, record=evidence, room=decoding.max_new_tokens)
+        reading = self.read_question(ids, record=evidence, answer_tokens=decoding.max_new_tokens)
         found = self._find_evidence(ids, reading) if evidence else None
         answer = Answer(
             question,
@@ -148,7 +148,7 @@ class AskedStream(Stream):
             first_at = time.perf_counter()
         else:
             answer, first_at = yield from self._generate(answer, reading, decoding, ids)
-        self._note_graphs()
+        self._note_runs()
         # This waits for the device, so it comes after the last token.
         visible = reading.cache.context.visible_tokens()
         return replace(
@@ -160,7 +160,7 @@ class AskedStream(Stream):
 
     def _find_evidence(self, ids: list[int], reading: QuestionLogits) -> Evidence:
         if reading.cache.queries is None:
-            # A graph recorded nothing.
+            # A call that was replayed recorded nothing.
             reading = self.read_question(ids, record=True)
         return find_evidence(self, reading)
 
@@ -211,8 +211,8 @@ class AskedStream(Stream):
         )
         return answer, first_at
 
-    def _note_graphs(self) -> None:
-        """Add to the timings which calls were run by a graph."""
+    def _note_runs(self) -> None:
+        """Add to the timings how calls were run."""
 
     @torch.inference_mode()
     def read_question(
@@ -221,28 +221,27 @@ class AskedStream(Stream):
         *,
         whole: bool = False,
         record: bool = False,
-        room: int | None = None,
+        answer_tokens: int | None = None,
     ) -> QuestionLogits:
         """Forward a question, or token ids as they are, after the memory.
 
         The logits are those of the last token, or of the `whole` question, which may take
-        gigabytes. With `room` for so many tokens of an answer it is read by a graph where that can
-        be. Else, with `record`, the cache keeps the queries that read the context, for
-        `find_evidence`.
+        gigabytes. With room for so many `answer_tokens` it is captured where that can be. Else,
+        with `record`, the cache keeps the queries that read the context, for `find_evidence`.
         """
         backbone = self.backbone
         placement = self.placement
         ids = backbone.question_ids(question)[0] if isinstance(question, str) else question
         prelude = self.recent.steps
         ends_with_words = self.clock == self.words_end
-        if room is not None:
+        if answer_tokens is not None:
             differs = bool(prelude) or ends_with_words
-            reading = self._reader.read(self, ids, room, differs=differs)
+            reading = self._reader.read(self, ids, answer_tokens, differs=differs)
             if reading is not None:
                 return reading
         context = self.recent.hide(self.memory.recall())
         clock = self.clock
-        if ends_with_words and self.memory.hides_recent and not prelude:
+        if ends_with_words and not self.memory.retrieves and not prelude:
             ids, context, clock = backbone.after_words(ids, context, clock)
         context = placement.place(context, clock.next_position)
         start = placement.text_start(context, clock)

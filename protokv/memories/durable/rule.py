@@ -60,7 +60,7 @@ from protokv.device import arrays
 from protokv.device.arrays import find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.device.kernels import multiplies_bfloat16
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
-from protokv.memories.durable.novelty import NOVELTY_NUMBERS, MergeExclusions, NoveltyCounts
+from protokv.memories.durable.novelty import MergeExclusions, NoveltyCounts
 from protokv.memories.durable.repeats import RepeatWeights
 from protokv.memories.durable.settings import DurableConfig
 
@@ -95,8 +95,6 @@ _LIGHT: Final = 1 << 61
 
 class DurableRule(BankRule[DurableConfig]):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
-
-    told = NOVELTY_NUMBERS
 
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -174,11 +172,11 @@ class DurableRule(BankRule[DurableConfig]):
         if self._repeats is not None:
             self._repeats.see_(tokens, step)
 
-    def tell(self, move: WindowMove) -> Sequence[float]:
+    def plan(self, step: int, move: WindowMove) -> Sequence[float]:
         """Return the numbers of `NoveltyCounts`."""
-        return self._novelty.tell(move)
+        return self._novelty.plan(step, move)
 
-    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> None:
         """Put evicted tokens into the bank at time `step`."""
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
@@ -190,7 +188,7 @@ class DurableRule(BankRule[DurableConfig]):
             ),
         )
         usable = tokens.mass > 0
-        limits = self._novelty.limits(told, T, self._bank.opened.view(B))
+        limits = self._novelty.limits(numbers, T, self._bank.opened.view(B))
         if C == K and self.prototypes_used is not None:
             self.prototypes_used = K
         if len(self._line) < C + T:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
+from protokv.core.near import ExactTokens
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
@@ -51,6 +52,11 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
     def bank_type(cls, config: PaperConfig) -> type[PrototypeBank]:
         """Return the class of the bank."""
         return PaperBank
+
+    def _absorb(self, leaving: ExactTokens, step: int, numbers: Tensor) -> None:
+        super()._absorb(leaving, step, numbers)
+        assert isinstance(self._rule, PaperPrototypeRule)
+        self._rule.maintain_(lambda: self._far_tokens(self._near.newest()), step)
 
     def _write_rows(self, rows: Tensor) -> None:
         """Write the S pseudo-tokens of prototypes `rows` `[n]`."""

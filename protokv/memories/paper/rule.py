@@ -44,7 +44,7 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         """Return which prototypes moved."""
         return {"bank": (self._moved,)}
 
-    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> None:
         """Run Algorithm 1 for the evicted tokens of one step."""
         tokens = leave_out_uncounted(tokens)
         if tokens.keys.shape[1] == 0:
