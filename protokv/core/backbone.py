@@ -28,8 +28,7 @@ from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
-from protokv.device.arrays import ready_for_copy
-from protokv.device.runs import Runs
+from protokv.device.runs import Runs, ready_for_copy
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
 

@@ -127,7 +127,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         self._shape = shape
         self._rotary = rotary
         self._sanitizer = StepSanitizer(shape)
-        self.runs: Runs = Runs(shape.device, beside=True)
+        self.runs: Runs = Runs(shape.device)
 
     @classmethod
     def declare(cls, config: ConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -174,15 +174,16 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         self.runs.carry_out("update", plan, take, *given)
 
     def plan(self, step: StepKV) -> Plan:
-        """Return what taking a step comes to, on the host alone. It asks the device unless a
-        subclass says otherwise.
+        """Return what taking a step comes to, on the host alone; nothing for a memory that asks the
+        device.
         """
-        return Plan(asks=True)
+        return Plan()
 
     @abstractmethod
     def apply(self, key: Any, numbers: Tensor, step: StepKV) -> None:
-        """Take a planned step, whose `usable` is known, given key and numbers of the plan. With a
-        key this is tensors alone: the same operations for every plan of that key.
+        """Take a planned step, whose `usable` is known, given key and numbers of the plan.
+        Unless it asks the device, this is tensors alone: the same operations for every plan of a
+        key.
         """
 
     def specs(self) -> tuple[TensorSpec, ...]:

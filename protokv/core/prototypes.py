@@ -27,7 +27,7 @@ from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
 from protokv.device.arrays import write_rows_
-from protokv.device.runs import Plan
+from protokv.device.runs import Plan, Runs
 from protokv.errors import ConfigError
 
 # pseudo-tokens that are written at once: in float32 they take several times their bytes
@@ -100,6 +100,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
 
     def __init__(self, config: PrototypeT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
+        self.runs = Runs(shape.device, beside=True)
         K = config.prototypes
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components)
@@ -195,7 +196,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         keys, *values = self._bank.centers(rows)
         anchors = self._bank.position.flatten(0, 2)[rows].round().long()
         keys = rotate(keys, *self._rotary(anchors))
-        self._write_slots(self._slots.find_rows(rows, self._config.prototypes), [keys, *values])
+        self._write_slots(self._slots.find_rows(rows, self._bank.mass.shape[2]), [keys, *values])
 
     def _write_slots(self, where: Tensor, given: Sequence[Tensor]) -> None:
         """Write keys, and values if they are given, `[n, D]` float32, into far slots `where`

@@ -17,13 +17,6 @@ def make_host_buffer(size: Sequence[int], dtype: torch.dtype, device: torch.devi
     return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def ready_for_copy(held: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host where a device copies it while the host goes on; a copy if it is
-    not there.
-    """
-    return held.pin_memory() if device.type == "cuda" else held
-
-
 def concat_rows(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return parts joined along an axis; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)

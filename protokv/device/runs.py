@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.device.arrays import ready_for_copy
-
 MOST_GRAPHS = 6  # of one name: each holds memory
 _LATELY = 16  # a call is captured if one of its key is among so many that came last
 
@@ -47,6 +45,13 @@ def catch_up(device: torch.device) -> None:
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
+def ready_for_copy(held: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host where a device copies it while the host goes on; a copy if it is
+    not there.
+    """
+    return held.pin_memory() if device.type == "cuda" else held
+
+
 class Runs:
     """The calls of a session, of its memory, or of a vision tower."""
 
@@ -68,6 +73,7 @@ class Runs:
         self.how = {}
         self._device = device
         self._reads_memory = reads_memory
+        self._beside = beside
         self._pool = None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
         self._stream: Any = _make_stream(device) if beside and not self.why_not else None
@@ -78,7 +84,7 @@ class Runs:
         return Runs(
             self._device,
             self.why_not,
-            beside=self._stream is not None,
+            beside=self._beside,
             reads_memory=self._reads_memory,
         )
 
@@ -88,14 +94,14 @@ class Runs:
         return staged.to(self._device, non_blocking=True)
 
     def carry_out(self, name: str, plan: Plan, call: Callable[..., Any], *given: Tensor) -> None:
-        """Call `call(numbers, *given)` with the numbers of a plan `[n]` float64; as `run` does, if
-        the plan has a key.
+        """Call `call(numbers, *given)` with the numbers of a plan `[n]` float64. Where calls run
+        beside others this is as `run` does it; elsewhere it is not worth a capture.
         """
         numbers = self.stage(plan.numbers)
-        if plan.key is None:
-            call(numbers, *given)
-        else:
+        if self._beside:
             self.run(name, None if plan.asks else plan.key, call, numbers, *given)
+        else:
+            call(numbers, *given)
 
     def run(
         self,

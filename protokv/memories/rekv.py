@@ -40,7 +40,6 @@ from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec, count_bytes
 from protokv.device.arrays import make_host_buffer
-from protokv.device.runs import Plan
 from protokv.device.slots import widen
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
@@ -83,10 +82,6 @@ class ReKV(SlidingWindow[ReKVConfig]):
     def parts(self) -> Sequence[StateTensors]:
         """Return the parts of the window, and the archive."""
         return (*super().parts(), self._archive)
-
-    def plan(self, step: StepKV) -> Plan:
-        """Return the move of the window; a filed step is read by the host."""
-        return replace(super().plan(step), asks=True)
 
     def apply(self, key: WindowMove, numbers: Tensor, step: StepKV) -> None:
         """File one step and append it to the local window."""

@@ -5,7 +5,7 @@ the ProtoKV paper, arXiv 2606.26762.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -64,9 +64,8 @@ class SlidingWindow(SingleDeviceMemory[WindowT]):
         return self._near.last_step
 
     def plan(self, step: StepKV) -> Plan:
-        """Return the move of the window. A step that comes examined is one of a divided memory."""
-        plan = self._near.plan(step.step, len(step.positions))
-        return replace(plan, asks=self.context_key is None or step.usable is not None)
+        """Return the move of the window."""
+        return self._near.plan(step.step, len(step.positions))
 
     def apply(self, key: WindowMove, numbers: Tensor, step: StepKV) -> None:
         """Take a planned step."""

@@ -296,12 +296,10 @@ class Session(AskedStream):
                 cache.queries = [*self.placement.stream_keys(queries, context)]
             return self.placement.stream_keys(keys, context), values, cache
 
-        given = (
-            concat_rows([step.positions for step in steps]),
-            concat_rows([one.embeddings for one in tokens]),
-        )
+        parts = [step.positions for step in steps], [one.embeddings for one in tokens]
+        given = map(concat_rows, parts)
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
-        sizes = tuple((len(one), one.grid, repr(one.visual)) for one in tokens)
+        sizes = tuple((len(one.embeddings), one.grid, repr(one.visual)) for one in tokens)
         shown = self.memory.context_key
         key = None if shown is None else (sizes, self.cache.key, shown)
         found: tuple[Tensor, Tensor, TokenCache] = self._runs.run(
@@ -313,7 +311,7 @@ class Session(AskedStream):
         self, steps: Sequence[PositionedStep], keys: Tensor, values: Tensor, cache: TokenCache
     ) -> None:
         """Give forwarded steps to the memory: the part of `take` after `forward`."""
-        if self.transcript is None and any(step.tokens.words for step in steps):
+        if any(step.tokens.words for step in steps) and self.transcript is None:
             raise ConfigError(
                 "words: this session has no transcript",
                 hint="start it with attachments=[Transcript()]",

@@ -242,7 +242,9 @@ class DurableRule(BankRule[DurableConfig]):
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
-        return slice_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
+        step = max(1, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
+        for start in range(0, rows, step):
+            yield slice(start, min(start + step, rows))
 
     def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
         """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16
