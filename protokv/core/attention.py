@@ -136,10 +136,7 @@ class LayerTokenCache:
         all that there is room for.
         """
         if self.answer is not None:
-            held = None
-            if self.keys is not None and self.values is not None:
-                held = self.keys, self.values
-            keys, values = self.answer.write(self.number, held, keys, values)
+            keys, values = self.answer.write(self.number, keys, values)
         else:
             if self.keys is not None and self.values is not None:
                 keys = torch.cat((self.keys, keys), -2)

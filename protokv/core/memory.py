@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from protokv.core.context import Context
+from protokv.core.near import NearWindow
 from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
@@ -120,6 +121,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
 
     undivided: ClassVar[str] = ""  # why its layers must all be on one device; empty: they need not
     _slots: KVSlots
+    _near: NearWindow
 
     def __init__(self, config: ConfigT, shape: MemoryShape, rotary: Rotary) -> None:
         """Make an empty memory. ConfigError: the config does not fit the model."""
@@ -150,9 +152,9 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         return None
 
     @property
-    @abstractmethod
     def last_step(self) -> int:
         """The index of the last step seen; -1: none."""
+        return self._near.last_step
 
     def append(self, step: StepKV) -> None:
         """Take one step: plan it on the host, and apply the plan to it on the device."""

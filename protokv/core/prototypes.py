@@ -26,7 +26,6 @@ from protokv.core.settings import MemoryConfig
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
-from protokv.device.arrays import write_rows_
 from protokv.device.runs import Plan, Runs
 from protokv.errors import ConfigError
 
@@ -104,17 +103,13 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         K = config.prototypes
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components)
-        self._bank = self.make_bank(config, shape)
+        self._bank = self.bank_type(config)(shape, K, self._slots)
         self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
 
     @classmethod
     @abstractmethod
     def bank_type(cls, config: PrototypeT) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
-
-    def make_bank(self, config: PrototypeT, shape: MemoryShape) -> PrototypeBank:
-        """Return an empty bank; the slots exist."""
-        return self.bank_type(config)(shape, config.prototypes)
 
     def new_slots(self, config: PrototypeT, shape: MemoryShape) -> KVSlots:
         """Return the slots that attention reads, all free."""
@@ -140,11 +135,6 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         rule = () if self._rule is None else (self._rule,)
         return (*super().parts(), self._near, self._bank, *rule)
 
-    @property
-    def last_step(self) -> int:
-        """The index of the last step seen; -1: none."""
-        return self._near.last_step
-
     def plan(self, step: StepKV) -> Plan:
         """Return the move of the near window, with its numbers and those of the rule."""
         plan = self._near.plan(step.step, len(step.positions))
@@ -160,12 +150,11 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         leaving = self._near.leaving(step)
         self._near.write(step)
         if self._rule is not None and len(leaving):
-            self._absorb(leaving, step.step, numbers[2:])
-            self.write_far()
+            self.write_far(self._absorb(self._rule, leaving, step.step, numbers[2:]))
 
-    def _absorb(self, leaving: ExactTokens, step: int, numbers: Tensor) -> None:
-        assert self._rule is not None
-        self._rule.absorb_(self._far_tokens(leaving), step, numbers)
+    def _absorb(self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor) -> Tensor:
+        """Put the tokens that leave into the bank; return the rows `[n]` that changed."""
+        return rule.absorb_(self._far_tokens(leaving), step, numbers)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state whose form is checked."""
@@ -182,29 +171,23 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         """Return all slots."""
         return self._slots.context(self._near.positions, self._anchors)
 
-    def write_far(self) -> None:
-        """Write the far slots of all prototypes that changed."""
-        if self._rule is None:
-            return
+    def write_far(self, changed: Tensor | None = None) -> None:
+        """Write the far slots of prototypes `changed` `[n]`; None: of all."""
+        mass = self._bank.mass
+        if changed is None:
+            changed = torch.arange(mass.numel(), device=mass.device)
         at_once = max(1, _TOKENS_AT_ONCE // self._config.slots_per_prototype)
-        for rows in torch.split(self._bank.take_touched_(), at_once):
-            self._write_rows(rows)
-        self._slots.bias[:, :, self._slots.far] = self._compute_bias(self._bank.mass)
+        for rows in torch.split(changed, at_once):
+            if len(rows):
+                self._write_rows(rows)
+        self._slots.bias[:, :, self._slots.far] = self._compute_bias(mass)
 
     def _write_rows(self, rows: Tensor) -> None:
         """Write the far slots that show prototypes `rows` `[n]`."""
         keys, *values = self._bank.centers(rows)
         anchors = self._bank.position.flatten(0, 2)[rows].round().long()
         keys = rotate(keys, *self._rotary(anchors))
-        self._write_slots(self._slots.find_rows(rows, self._bank.mass.shape[2]), [keys, *values])
-
-    def _write_slots(self, where: Tensor, given: Sequence[Tensor]) -> None:
-        """Write keys, and values if they are given, `[n, D]` float32, into far slots `where`
-        `[n]`.
-        """
-        far = self._slots.rows_from(self._slots.far.start)
-        for held, new in zip(far, given, strict=False):
-            write_rows_(held, where, new.to(held.dtype))
+        self._slots.write_far(rows, self._bank.mass.shape[2], [keys, *values])
 
     def _compute_bias(self, mass: Tensor) -> Tensor:
         """Return the logit bias of far slots, given the `mass` of prototypes; log 0 = -inf hides

@@ -7,12 +7,14 @@ to both at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.device import kernels
+from protokv.device.arrays import write_rows_
 from protokv.device.runs import catch_up
 
 ANSWER_ROWS: Final = 256
@@ -35,41 +37,46 @@ class SlotRows:
         self.keys = keys[:, :, :N, :D]
         self.values = values[:, :, :N, :D]
         self.bias = torch.full((L, H, N), -torch.inf, device=device)
-        # with columns and the rows behind
-        self._wide = (keys, values) if wide else None
-        # those of all heads together, and how many each of them has there
-        self._flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2)[:, :D])
-        self._of_head = held[2]
+        self._whole = (keys, values)
+        self._is_wide = wide  # whether they have columns, and rows behind those of slots
 
     def rows_from(self, first: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of all heads together, from slot `first` of the first head on,
         `[n, D]`.
         """
-        keys, values = self._flat
-        return keys[first:], values[first:]
+        keys, values = self._whole
+        D = self.keys.shape[-1]
+        return keys.flatten(0, 2)[first:, :D], values.flatten(0, 2)[first:, :D]
 
     def find_rows(self, slots: Tensor, of_head: int) -> Tensor:
         """Return the rows of `rows_from` that hold `slots` `[n]` int64, which count over all heads,
         `of_head` in each.
         """
         head = slots.div(of_head, rounding_mode="floor")
-        return torch.add(slots, head, alpha=self._of_head - of_head)
+        return torch.add(slots, head, alpha=self._whole[0].shape[2] - of_head)
+
+    def write_rows(self, first: int, rows: Tensor, given: Sequence[Tensor]) -> None:
+        """Write keys, and values if they are given, into `rows` `[n]` of `rows_from`."""
+        for held, new in zip(self.rows_from(first), given, strict=False):
+            write_rows_(held, rows, new.to(held.dtype))
 
     def read(self) -> tuple[Tensor, Tensor] | None:
         """Return wide keys and values, with the bias as it is now; None: attention reads them as
         they are. What is launched from here on comes after all that was written.
         """
         catch_up(self._device)
-        if self._wide is not None:
-            D = self.keys.shape[-1]
-            columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
-            self._wide[0][:, :, : columns.shape[2], D : D + columns.shape[-1]] = columns
-        return self._wide
+        if not self._is_wide:
+            return None
+        D = self.keys.shape[-1]
+        columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
+        self._whole[0][:, :, : columns.shape[2], D : D + columns.shape[-1]] = columns
+        return self._whole
 
     def beside(self) -> list[Tensor]:
         """Return what is held beside keys, values and bias."""
         N, D = self.keys.shape[2:]
-        return [part for wide in self._wide or () for part in (wide[:, :, :N, D:], wide[:, :, N:])]
+        whole = self._whole if self._is_wide else ()
+        return [part for one in whole for part in (one[:, :, :N, D:], one[:, :, N:])]
 
 
 def widen(keys: Tensor, values: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

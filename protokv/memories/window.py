@@ -58,11 +58,6 @@ class SlidingWindow(SingleDeviceMemory[WindowT]):
         """Return the window besides."""
         return (*super().parts(), self._near)
 
-    @property
-    def last_step(self) -> int:
-        """The index of the last step seen; -1: none."""
-        return self._near.last_step
-
     def plan(self, step: StepKV) -> Plan:
         """Return the move of the window."""
         return self._near.plan(step.step, len(step.positions))

@@ -120,12 +120,6 @@ class DurableMemory(PrototypeMemory[DurableConfig]):
             found["context"] += self._words.memory.nbytes()["context"]
         return found
 
-    def make_bank(self, config: DurableConfig, shape: MemoryShape) -> PrototypeBank:
-        """Return an empty bank, which holds values in the slots if they are rounded."""
-        if config.center_bits == 8:
-            return QuantizedBank(shape, config.prototypes, self._slots)
-        return DurableBank(shape, config.prototypes)
-
     @classmethod
     def bank_type(cls, config: DurableConfig) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""

@@ -57,7 +57,7 @@ from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.device import arrays
-from protokv.device.arrays import find_first_minimum, slice_rows, sum_weighted_rows
+from protokv.device.arrays import concat_rows, find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.device.kernels import multiplies_bfloat16
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
 from protokv.memories.durable.novelty import MergeExclusions, NoveltyCounts
@@ -176,7 +176,7 @@ class DurableRule(BankRule[DurableConfig]):
         """Return the numbers of `NoveltyCounts`."""
         return self._novelty.plan(step, move)
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
         """Put evicted tokens into the bank at time `step`."""
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
@@ -202,9 +202,12 @@ class DurableRule(BankRule[DurableConfig]):
         with_all = (
             (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
         )
-        for heads in self._parts(B, max((C + T) ** 2, with_all)):
+        changed = [
             self._take_in_(heads, centers[heads], rows[heads], usable, limits.at(heads), C)
+            for heads in self._parts(B, max((C + T) ** 2, with_all))
+        ]
         self._bank.opened += usable.sum()
+        return concat_rows(changed)
 
     def _take_in_(
         self,
@@ -214,8 +217,10 @@ class DurableRule(BankRule[DurableConfig]):
         usable: Tensor,
         limits: MergeExclusions,
         C: int,
-    ) -> None:
-        """Put tokens with these centres and rows into the bank of some heads."""
+    ) -> Tensor:
+        """Put tokens with these centres and rows into the bank of some heads; return the rows of
+        it that changed.
+        """
         bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
         sketch = self._sketch(centers, usable)
         every = self._line[heads.start * K : heads.stop * K]
@@ -238,7 +243,7 @@ class DurableRule(BankRule[DurableConfig]):
             self._shares.view(-1).index_copy_(0, chosen, self._share(mass))
         if C < K:
             self._cost.view(-1).index_copy_(0, chosen, cost.flatten())
-        bank.touch_(chosen)
+        return chosen
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""

@@ -38,7 +38,7 @@ class Watched(DurableRule):
 
     compared = 0
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
         bank = self._bank
         before = self._points()
         keeps = []
@@ -64,7 +64,7 @@ class Watched(DurableRule):
         # Rows that are no candidates stay as they are.
         candidates = self._candidates
         self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[method-assign]
-        super().absorb_(tokens, step, numbers)
+        changed = super().absorb_(tokens, step, numbers)
         del self._candidates
         after, (B, K, _), signs = (
             self._points(),
@@ -92,6 +92,7 @@ class Watched(DurableRule):
                 expected.append(before[head][row])
             self._compare(expected, after[head])
             type(self).compared += 1
+        return changed
 
     def _points(self) -> list[list[Point]]:
         bank, (B, K, _) = self._bank, self._size
