@@ -32,28 +32,35 @@ class SlotRows:
         L, H, N, D = size
         self._device = device
         wide = kernels.uses_bias_columns(D, dtype, device)
-        held = (L, H, N + ANSWER_ROWS * wide, D + kernels.BIAS_COLUMNS * wide)
-        keys, values = (torch.zeros(held, dtype=dtype, device=device) for _ in range(2))
+        rows = N + ANSWER_ROWS * wide
+        columns = kernels.BIAS_COLUMNS * wide
+        keys = torch.zeros(L, H, rows, D + columns, dtype=dtype, device=device)
+        # Attention reads as many columns of values, and what it sums of these is left out. So they
+        # are the beginning of the next row; some numbers stand behind the last one.
+        self._numbers = torch.zeros(L * H * rows * D + columns, dtype=dtype, device=device)
+        values = self._numbers[: L * H * rows * D].view(L, H, rows, D)
         self.keys = keys[:, :, :N, :D]
-        self.values = values[:, :, :N, :D]
+        self.values = values[:, :, :N]
         self.bias = torch.full((L, H, N), -torch.inf, device=device)
-        self._whole = (keys, values)
-        self._is_wide = wide  # whether they have columns, and rows behind those of slots
+        # with columns and the rows behind
+        self._wide = (keys, self._numbers.as_strided(keys.shape, values.stride())) if wide else None
+        # those of all heads together, and how many each of them has there
+        self._flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2))
+        self._of_head = rows
 
     def rows_from(self, first: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of all heads together, from slot `first` of the first head on,
         `[n, D]`.
         """
-        keys, values = self._whole
-        D = self.keys.shape[-1]
-        return keys.flatten(0, 2)[first:, :D], values.flatten(0, 2)[first:, :D]
+        keys, values = self._flat
+        return keys[first:], values[first:]
 
     def find_rows(self, slots: Tensor, of_head: int) -> Tensor:
         """Return the rows of `rows_from` that hold `slots` `[n]` int64, which count over all heads,
         `of_head` in each.
         """
         head = slots.div(of_head, rounding_mode="floor")
-        return torch.add(slots, head, alpha=self._whole[0].shape[2] - of_head)
+        return torch.add(slots, head, alpha=self._of_head - of_head)
 
     def write_rows(self, first: int, rows: Tensor, given: Sequence[Tensor]) -> None:
         """Write keys, and values if they are given, into `rows` `[n]` of `rows_from`."""
@@ -65,18 +72,20 @@ class SlotRows:
         they are. What is launched from here on comes after all that was written.
         """
         catch_up(self._device)
-        if not self._is_wide:
-            return None
-        D = self.keys.shape[-1]
-        columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
-        self._whole[0][:, :, : columns.shape[2], D : D + columns.shape[-1]] = columns
-        return self._whole
+        if self._wide is not None:
+            D = self.keys.shape[-1]
+            columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
+            self._wide[0][:, :, : columns.shape[2], D : D + columns.shape[-1]] = columns
+        return self._wide
 
     def beside(self) -> list[Tensor]:
         """Return what is held beside keys, values and bias."""
+        if self._wide is None:
+            return []
         N, D = self.keys.shape[2:]
-        whole = self._whole if self._is_wide else ()
-        return [part for one in whole for part in (one[:, :, :N, D:], one[:, :, N:])]
+        keys, values = self._wide
+        behind = self._numbers[-kernels.BIAS_COLUMNS :]
+        return [keys[:, :, :N, D:], keys[:, :, N:], values[:, :, N:, :D], behind]
 
 
 def widen(keys: Tensor, values: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
