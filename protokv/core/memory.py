@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Generic
+from typing import Any, ClassVar, Generic
 
 from torch import Tensor
 from typing_extensions import TypeVar
@@ -25,8 +25,6 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
 from protokv.device.runs import Plan, Runs, catch_up
 
-# The tensors of a step that every memory takes.
-_STEP_PARTS: Final = ("keys", "values", "positions", "coordinates")
 ConfigT = TypeVar("ConfigT", default=Any)
 """The settings of a memory: a `MemoryConfig`, which this file does not know."""
 
@@ -168,12 +166,15 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
             )
         plan = self.plan(step)
 
-        def take(numbers: Tensor, *parts: Tensor) -> None:
-            own: dict[str, Any] = dict(zip(_STEP_PARTS, parts, strict=True))
-            self.apply(plan.key, numbers, self._sanitizer.admit(replace(step, **own)))
+        def take(
+            numbers: Tensor, keys: Tensor, values: Tensor, positions: Tensor, places: Tensor
+        ) -> None:
+            same = replace(step, keys=keys, values=values, positions=positions, coordinates=places)
+            self.apply(plan.key, numbers, self._sanitizer.admit(same))
 
-        given = [getattr(step, name) for name in _STEP_PARTS]
-        self.runs.carry_out("update", plan, take, *given)
+        self.runs.carry_out(
+            "update", plan, take, step.keys, step.values, step.positions, step.coordinates
+        )
 
     def plan(self, step: StepKV) -> Plan:
         """Return what taking a step comes to, on the host alone; nothing for a memory that asks the

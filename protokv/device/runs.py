@@ -93,6 +93,10 @@ class Runs:
         staged = ready_for_copy(torch.tensor(numbers, dtype=dtype), self._device)
         return staged.to(self._device, non_blocking=True)
 
+    def is_captured(self, name: str) -> bool:
+        """Return whether the last call of this name was replayed."""
+        return self.how[name] == "graph"
+
     def carry_out(self, name: str, plan: Plan, call: Callable[..., Any], *given: Tensor) -> None:
         """Call `call(numbers, *given)` with the numbers of a plan `[n]` float64. Where calls run
         beside others this is as `run` does it; elsewhere it is not worth a capture.

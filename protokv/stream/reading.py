@@ -92,7 +92,7 @@ class QuestionForwarder:
             return placed
 
         context = self.runs.run("context", (), hold, end, at_once=True)
-        if self.runs.how["context"] != "graph":
+        if not self.runs.is_captured("context"):
             return None
         if self.cache is None or self._answer.capacity < needed:
             self._answer = AnswerBuffer(needed, self._backbone.device, context.wide)
