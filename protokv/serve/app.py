@@ -141,7 +141,9 @@ class _Server:
         self._access = access
         self._limits = limits
         self._fed = fed
-        self._pool = ThreadPoolExecutor(1, "protokv-serve")
+        # An engine answers many questions at once.
+        threads = 1 if states.engine is None else self._limits.waiting
+        self._pool = ThreadPoolExecutor(threads, "protokv-serve")
         self._waiting = 0
 
     @asynccontextmanager
@@ -237,8 +239,8 @@ class _Server:
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
         pieces = self._ask(asked, path, request)
-        notice = await anyio.to_thread.run_sync(self._states.find_notice, path)
-        reply = chat.ChatCompletion(asked, self._states.decode, notice)
+        notice, places = await anyio.to_thread.run_sync(self._states.read_remarks, path)
+        reply = chat.ChatCompletion(asked, self._states.decode, notice, places)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import anyio
@@ -20,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from protokv.serve.states import StateFolder, name_model
 from protokv.state.commit import is_locked
 from protokv.state.reader import read_thumbnails
-from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
+from protokv.state.sources import WallClockLog, describe_standing_answers, describe_state_sources
 
 
 class WebPage:
@@ -52,7 +51,7 @@ class WebPage:
             "complete": header.complete,
             "model": name_model(header.backbone),
             "memory": header.memory.get("kind"),
-            "answers": [asdict(one) for one in read_standing_answers(header)],
+            "answers": describe_standing_answers(header),
             "live": log
             and {
                 "lost": log.lost,
