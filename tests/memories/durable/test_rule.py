@@ -118,7 +118,8 @@ class Watched(DurableRule):
             )
 
 
-@settings(max_examples=25)
+# The tests of numbers have more examples.
+@pytest.mark.numbers
 @given(
     budget=st.integers(5, 33) | st.integers(5, 7),
     split=st.sampled_from([(1, 3), (1, 1), (0, 1)]),
@@ -377,7 +378,6 @@ def test_who_goes_depends_on_the_sizes_of_masses_in_a_deep_model_alone(
     assert all(map(torch.equal, one, other)) != deep
 
 
-@settings(max_examples=25)
 def _used(memory: DurableMemory) -> int:
     """How many prototypes the rule has used."""
     assert isinstance(memory._rule, DurableRule)
