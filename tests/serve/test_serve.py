@@ -235,44 +235,35 @@ def test_an_answer_about_a_video_that_an_embedded_model_cannot_read_says_so(
     assert ("drawn shapes only" in found) is said
 
 
-PARTS = [*[{"role": "user", "content": "a"}] * 2, {"role": "tool"}]
-BAD = [
-    ({"messages": []}, "role user"),
-    ({"messages": [{"role": "user", "content": " "}]}, "empty"),
-    ({"messages": PARTS}, "a role"),
-    ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "last one"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
-    ({"temperature": 9.0}, "temperature"),
-    ({"max_tokens": 0}, "a number from 1 on"),
-    ({"n": 2}, "another seed"),
-    ({"stop": ["a", 3]}, "at most 4 texts"),
-    ({"extra_body": {"choices": ["red"]}}, "single choice"),
-    ({"top_logprobs": 3}, "needs logprobs"),
-    ({"presence_penalty": 9.0}, "presence_penalty: expected a number from -2 to 2"),
-    ({"logit_bias": {"3": 1}}, "supported are temperature"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        "tools: a state answers in text",
-    ),
-    (
-        {"extra_body": {"evidense": True}},
-        "evidense: no such field is served; did you mean evidence",
-    ),
-    ({"extra_body": {"top_k": 5}}, "top_k: no such field is served"),
-    ({"extra_body": {"min_p": 0.1}}, "min_p: no such field"),
-    ({"extra_body": {"At": "12m"}}, "At: no such field is served"),
-    ({"reasoning_effort": "low"}, "reasoning_effort: no such field"),
-    ({"extra_body": {"at": True}}, "at: expected seconds"),
-    ({"extra_body": {"at": "noon"}}, "expected a length of time"),
-    ({"model": "nobody"}, "no state 'nobody'"),
-    ({"model": "../door"}, "no state"),
-]
+@pytest.mark.usefixtures("with_evidence")
+def test_answers_about_a_part_have_the_times_of_the_video_beside_those_of_the_stream(
+    kept: Path,
+) -> None:
+    state = load_state(kept / "door.safetensors")
+    said = {"question": "a", "answer": "b", "stream_time_s": 1.0, "mean_logprob": -0.1}
+    source = {"name": "talk.mp4 from 300 s", "fingerprint": "ab@300.000000+", "answers": [said]}
+    save_state(replace(state, source=source), kept / "part.safetensors")
+    with server(kept) as address, client(address) as one:
+        more: dict[str, Any] = {"extra_body": {"evidence": True}}
+        (span, *_) = ask(one, "part", **more).evidence
+        assert (span["video"], span["video_end_s"]) == ("talk.mp4", span["end_s"] + 300)
+        assert "video" not in ask(one, "door", **more).evidence[0]
+    with TestClient(build_app(StateFolder(kept, MockBackbone())), "http://localhost") as page:
+        (answer, *_) = page.get("/page/state?name=part").json()["answers"]
+        assert (answer["video"], answer["video_time_s"]) == ("talk.mp4", 301.0)
 
 
-@pytest.mark.parametrize(("change", "text"), BAD)
-def test_a_bad_request_is_refused_in_a_line(change: Any, text: str, running: str) -> None:
+# A line has what a request asks, and a part of what is said to that.
+LINES = (Path(__file__).parent / "refused.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_bad_request_is_refused_in_a_line(line: str, running: str) -> None:
+    row = json.loads(line)
+    change = row["asked"]
     asked: Any = {"model": "door", "messages": [{"role": "user", "content": QUESTION}], **change}
-    with client(running) as one, pytest.raises(openai.APIStatusError, match=text) as caught:
+    refused = pytest.raises(openai.APIStatusError, match=row["refused"])
+    with client(running) as one, refused as caught:
         one.chat.completions.create(**asked)
     assert caught.value.status_code == (404 if "model" in change else 400)
     assert "\n" not in caught.value.body["message"]
@@ -333,30 +324,25 @@ def test_questions_beyond_the_limits_are_sent_away(
         go.set()
 
 
-def test_an_answer_has_its_evidence_if_that_is_asked_for(
-    running: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    span = EvidenceSpan(1.0, 2.0, 0.5, (Utterance(1.0, 2.0, "look"),))
+SPAN = EvidenceSpan(1.0, 2.0, 0.5, (Utterance(1.0, 2.0, "look"),))
 
+
+@pytest.fixture
+def with_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     def stream(_: Session, question: str, __: Any, *, evidence: bool, **___: Any) -> Any:
         yield "a star"
-        return Answer(
-            question,
-            "a star",
-            3.0,
-            1.0,
-            2.0,
-            20,
-            2,
-            -0.1,
-            Evidence((span,), True) if evidence else None,
-        )
+        stood = Evidence((SPAN,), True) if evidence else None
+        return Answer(question, "a star", 3.0, 1.0, 2.0, 20, 2, -0.1, stood)
 
     monkeypatch.setattr(Session, "stream", stream)
+
+
+@pytest.mark.usefixtures("with_evidence")
+def test_an_answer_has_its_evidence_if_that_is_asked_for(running: str) -> None:
     with client(running) as one:
         assert not hasattr(ask(one), "evidence")
         answer = ask(one, extra_body={"evidence": True})
-        assert (answer.evidence, answer.faint) == ([json.loads(json.dumps(asdict(span)))], False)
+        assert (answer.evidence, answer.faint) == ([json.loads(json.dumps(asdict(SPAN)))], False)
         *_, last = ask(one, stream=True, extra_body={"evidence": True})
         assert last.evidence == answer.evidence
 
