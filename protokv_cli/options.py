@@ -32,7 +32,7 @@ SUBTITLES_HELP = (
 
 
 # Every variable that is read: of options, and these.
-VARIABLES = {"PROTOKV_SOURCE", MEMORY_VARIABLE}
+VARIABLES = {"PROTOKV_SOURCE", MEMORY_VARIABLE, "PROTOKV_ENGINE_KEY"}
 
 
 def note_unknown_variables(out: Output) -> None:
