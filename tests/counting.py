@@ -165,7 +165,7 @@ def by_mask(indices: Any) -> bool:
 
 
 def record(call: Callable[[], Any], *_: Any) -> tuple[Callable[[], None], Any]:
-    """Stand in for `protokv.device.graphs._capture`. Recording a call runs it, so the first replay
+    """Stand in for `protokv.device.runs._capture`. Recording a call runs it, so the first replay
     does nothing.
     """
     with Recording(compared=False) as recording:

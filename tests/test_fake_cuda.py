@@ -173,12 +173,12 @@ def test_all_that_a_stream_does_is_captured(
         )
     # All of the second one is replayed.
     assert (first.text, first.mean_logprob) == (second.text, second.mean_logprob)
-    parts = [backbone.graphs, session.memory.graphs, session._graphs, session._reader.graphs]
+    parts = [backbone.runs, session.memory.runs, session._runs, session._reader.runs]
     eager = [
         name for one in parts if one is not None for name, how in one.how.items() if how != "graph"
     ]
     assert eager == WAITS.get(family, []) + ["update"] * (kind == "paper")
-    assert {"question", "token"} < session._reader.graphs.how.keys()
+    assert {"question", "token"} < session._reader.runs.how.keys()
 
 
 def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models) -> None:
