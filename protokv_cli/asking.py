@@ -20,16 +20,17 @@ import typer
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
 from protokv.texts import check_question_text, parse_strict_json, shorten_text
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import TOP_PANEL, Flags, check_options, option
+from protokv_cli.options import TOP_PANEL, Flags, check_options, option, read_option
 from protokv_cli.output import Output, format_time, round_timings
-from protokv_cli.parsing import parse_list
+from protokv_cli.parsing import find_calibrations, parse_list, parse_share
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
     from protokv.state.sources import VideoPlace
-    from protokv.stream.asking import Answer
+    from protokv.stream.answer import Answer, Promise
     from protokv.stream.evidence import Evidence
+    from protokv.stream.promise import PromiseRule
     from protokv.stream.session import Session
     from protokv.timings import Timings
     from protokv_cli.frames import StateVideos
@@ -172,6 +173,12 @@ class AnswerFlags(Flags, panel="Answers"):
         "--max-new-tokens COUNT", "Default: the model's, or 64.", TOP_PANEL
     )
     evidence: bool = option("--evidence", "Show the times that each answer stood on.", TOP_PANEL)
+    at_most_wrong: str | None = option(
+        "--at-most-wrong SHARE",
+        "Answer, or say I do not know: of the answers given, at most 5% are wrong.",
+        TOP_PANEL,
+        parse=parse_share,
+    )
     frames: Path | None = option(
         "--frames DIR", "Write the frames at these times as PNG, named by time."
     )
@@ -229,6 +236,7 @@ class Answerer:
     notice: str = ""  # what to say of every answer of the state
     places: Sequence[VideoPlace] = ()  # of the videos of the state in its stream
     _turns: list[tuple[str, str]] = field(default_factory=list)
+    _promise: PromiseRule | None = None  # of the state that is asked
 
     def ask_all(
         self,
@@ -242,6 +250,11 @@ class Answerer:
         A refused question does not end the loop; at a prompt, neither does Ctrl-C during an answer.
         """
         decoding = self.how.decoding(session.backbone)
+        if self.how.at_most_wrong is not None:
+            from protokv.stream.promise import find_promise_rule
+
+            wrong = read_option(self.how, "at_most_wrong")
+            self._promise = find_promise_rule(session, find_calibrations(), wrong)
         for question in questions:
             try:
                 with self.refusals.at(question.where):
@@ -299,6 +312,10 @@ class Answerer:
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
                 self.out.text(format_evidence_line(answer.evidence, self.places))
+        if answer.promise is not None:
+            row["promise"] = asdict(answer.promise)
+            if self.shows:
+                self.out.text(format_promise_line(answer.promise))
         if self.notice:
             row["notice"] = self.notice
             self.out.note(f"Note: {self.notice}", once=not self.shows)
@@ -322,7 +339,12 @@ class Answerer:
             self.out.table(shorten_text(question), style="cyan", end=" ")
         evidence = self.how.evidence or self.how.frames is not None
         pieces = session.stream(
-            question, decoding, evidence=evidence, turns=self._turns, system=self.how.system
+            question,
+            decoding,
+            evidence=evidence,
+            turns=self._turns,
+            system=self.how.system,
+            promise=self._promise,
         )
         try:
             while True:
@@ -387,4 +409,15 @@ def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) 
             f"  {stood}",
             *(f"{format_time(start_s)} {shorten_text(one.text)}" for start_s, one in said),
         ]
+    )
+
+
+def format_promise_line(promise: Promise) -> str:
+    """Return a line that says why an answer is withheld, and what is promised of those given."""
+    kinds = ", ".join(f"{count} {name}".rstrip() for name, count in promise.types.items())
+    withheld = f"withheld: {promise.why}; " if promise.why else ""
+    return (
+        f"  {withheld}at most {promise.at_most_wrong:.0%} of the answers given are wrong, on "
+        f"questions like the {promise.questions} of {promise.calibration} ({kinds}; "
+        f"{promise.videos} videos)"
     )

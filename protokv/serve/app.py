@@ -35,7 +35,7 @@ from protokv.serve.connection import BoundedConnection
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
 from protokv.texts import shorten_text
 
 # How often it is looked for sessions that nobody feeds.

@@ -17,7 +17,7 @@ from typing import Any
 from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
 from protokv.texts import check_question_text, find_invalid_character, parse_strict_json
 
 _MOST_ANSWER_TOKENS = 1024
