@@ -36,7 +36,6 @@ _PACKAGES = (
     "uvicorn",
     "obstore",
     "matplotlib",
-    "ray",
     "pyarrow",
     "openai",
     "accelerate",

@@ -84,9 +84,6 @@ class _SourceFlags(Flags, panel="What to watch"):
         "--duration TIME", "Watch no more of a file than this.", parse=parse_duration
     )
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="auto")
-    transcribe: str | None = option(
-        "--transcribe MODEL", "Write NAME.srt where it lacks, with Whisper or Moonshine."
-    )
     system: str | None = option(
         "--system TEXT", "A system prompt, which the model reads before the video."
     )

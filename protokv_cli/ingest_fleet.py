@@ -24,7 +24,7 @@ from protokv_cli.parsing import parse_list
 from protokv_cli.process import StopSignal, handle_signals
 
 if TYPE_CHECKING:
-    from protokv.fleet import JobRecipe, VideoOutcome
+    from protokv.fleet import JobRecipe, LocalWorkerPool, VideoOutcome
     from protokv.ingestion import IngestOptions
 
 
@@ -39,9 +39,6 @@ class FleetFlags(Flags, panel="Many videos"):
     )
     devices: str | None = option(
         "--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu."
-    )
-    ray: str | None = option(
-        "--ray ADDRESS", "Workers in a Ray cluster: HOST:PORT, or auto: RAY_ADDRESS, or a new."
     )
     max_failures: int | None = option(
         "--max-failures COUNT", "Begin no other video after COUNT failures.", min=1
@@ -105,24 +102,12 @@ def _read_list(listing: str) -> list[str]:
         raise SourceNotFound(why, hint="name a file with a video a line") from error
 
 
-def _open_pool(fleet: FleetFlags, recipe: JobRecipe) -> Any:
+def _open_pool(fleet: FleetFlags, recipe: JobRecipe) -> LocalWorkerPool:
     from protokv.fleet import LocalWorkerPool
 
-    if fleet.ray is None:
-        named = parse_list(fleet.devices or recipe.options.device)
-        devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
-        return LocalWorkerPool(recipe, fleet.workers or len(devices), devices)
-    if fleet.devices is not None:
-        raise ConfigError(
-            "--devices are those of one machine", hint="Ray gives each worker its own: leave it out"
-        )
-    try:
-        from protokv.fleet.cluster import RayWorkerPool
-    except ImportError as error:
-        raise ConfigError(
-            f"--ray: {error.name} is not installed", hint="pip install ray"
-        ) from error
-    return RayWorkerPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
+    named = parse_list(fleet.devices or recipe.options.device)
+    devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
+    return LocalWorkerPool(recipe, fleet.workers or len(devices), devices)
 
 
 class _Report(ProgressBar):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -310,7 +310,8 @@ def _run(
     from protokv.replay.plan import ReplayFailure, run_replay_plan
 
     unread = dict(opened.missing)
-    with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows, unread) as bar:
+    answers = plan.cost(rows.rows)["answers"]
+    with handle_signals(out.note) as stop, _ReplayBar(out, answers, unread) as bar:
         for event in run_replay_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, ReplayFailure) and len(plan.streams) == 1:
                 raise event.error
@@ -340,21 +341,12 @@ class _ReplayBar(ProgressBar):
     `unread`.
     """
 
-    def __init__(
-        self, out: Output, plan: ReplayPlan, done: Collection[str], unread: MutableMapping[str, str]
-    ) -> None:
-        left = {
-            stream.name: [one.ask.at_s for one in asked if one.key not in done]
-            for stream, asked in plan.answers
-        }
-        self._answers = sum(map(len, left.values()))
+    def __init__(self, out: Output, answers: int, unread: MutableMapping[str, str]) -> None:
+        self._answers = answers
         self._given = 0
         self._unread = unread
-        # Time goes by with the steps that are watched, up to the last question of each video.
-        self._until_s = {name: max(times, default=0.0) for name, times in left.items()}
-        self._watched_s = dict[str, float]()
         self._began_s = time.monotonic()
-        super().__init__(out, f"0 of {self._answers} answers")
+        super().__init__(out, f"0 of {answers} answers")
 
     def follow(self, event: AnswerRow | ReplayProgress | ReplayFailure) -> None:
         """Show an event."""
@@ -362,22 +354,16 @@ class _ReplayBar(ProgressBar):
         from protokv.replay.runner import ReplayProgress
 
         if isinstance(event, ReplayFailure):
-            self._until_s[event.video] = self._watched_s.get(event.video, 0.0)
             self._unread[event.video] = event.error.message
             self._out.error(f"left out: {event.video}: {event.error.message}")
         elif not isinstance(event, ReplayProgress):
             self._given += 1
-        else:
-            self._watched_s[event.video] = min(event.stream_time_s, self._until_s[event.video])
-            if self.due():
-                done = sum(self._watched_s.values())
-                total = sum(self._until_s.values())
-                left = format_time_left(done, total - done, time.monotonic() - self._began_s)
-                where = (
-                    f"{event.video} {format_time(event.stream_time_s)} / "
-                    f"{format_time(event.length_s)}"
-                )
-                self.show([f"{self._given} of {self._answers} answers", *left, where], done, total)
+        elif self.due():
+            where = f"{format_time(event.stream_time_s)} / {format_time(event.length_s)}"
+            elapsed_s = time.monotonic() - self._began_s
+            left = format_time_left(self._given, self._answers - self._given, elapsed_s)
+            given = f"{self._given} of {self._answers} answers"
+            self.show([given, *left, f"{event.video} {where}"], self._given, self._answers)
 
 
 def _show_report(

@@ -1,8 +1,7 @@
 """Fleets: many videos into as many states, by workers that each load the model once.
 
 `list_video_jobs` lists the videos, a `FleetWorker` says what is left of one and watches it, a
-`LocalWorkerPool` has workers here and a `RayWorkerPool` (`cluster`) in a Ray cluster, and
-`run_fleet` hands the videos out.
+`LocalWorkerPool` has a process for each worker, and `run_fleet` hands the videos out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run a fleet: hand videos to workers as they become free, and yield one `VideoOutcome` per video.
 
-A thread waits for each worker: a process here, or an actor of a cluster (`RayWorkerPool`). A worker
-that dies is replaced and its video tried again, from its last commit. A mistake of all videos, such
-as no model, ends the fleet.
+A thread waits for each worker, which is a process. A worker that dies is replaced and its video
+tried again, from its last commit. A mistake of all videos, such as no model, ends the fleet.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from contextlib import AbstractContextManager
 from ctypes import c_bool
 from dataclasses import replace
 from multiprocessing import resource_tracker
-from typing import Any, Protocol
+from typing import Any
 
 from protokv.errors import ModelError
 from protokv.fleet.plan import VideoJob, locate_fleet_state
@@ -40,22 +39,8 @@ class WorkerDied(Exception):
     """The worker is gone, and with it the call; the message says why."""
 
 
-class WorkerPool(Protocol):
-    """`size` workers, numbered from 0; a context manager that ends them."""
-
-    size: int
-
-    def call(self, index: int, verb: str, *args: Any) -> Any:
-        """Call a method of a `FleetWorker` and wait for it; start it if there is none. WorkerDied
-        if it dies.
-        """
-
-    def stop(self) -> None:
-        """Let every worker commit and return after its step."""
-
-
 class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
-    """A `WorkerPool` of processes on this machine, on the devices in turn.
+    """`size` processes on this machine, on the devices in turn; a context manager that ends them.
 
     The death of a process breaks its whole executor, so each worker has an executor of its own:
     only its task is lost, and it keeps its device. A worker ends with its coordinator.
@@ -78,7 +63,9 @@ class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
         )
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
-        """Call a method of a worker. WorkerDied."""
+        """Call a method of a `FleetWorker` and wait for it; start it if there is none. WorkerDied
+        if it dies.
+        """
         # A terminal sends these signals to all processes, but only the coordinator acts. A process
         # that starts now inherits the mask of this thread, which is one of those that wait for
         # workers.
@@ -121,7 +108,7 @@ def _call(verb: str, args: tuple[Any, ...]) -> Any:
 
 def run_fleet(
     jobs: Iterable[VideoJob],
-    pool: WorkerPool,
+    pool: LocalWorkerPool,
     place: str,
     *,
     max_failures: int | None = None,
@@ -166,7 +153,7 @@ def run_fleet(
 
 
 def _ingest(
-    pool: WorkerPool, index: int, job: VideoJob, place: str, over: threading.Event
+    pool: LocalWorkerPool, index: int, job: VideoJob, place: str, over: threading.Event
 ) -> VideoOutcome:
     """Bring one video to its state with the worker at `index`; once `over`, a worker that died is
     not replaced.

@@ -123,14 +123,9 @@ class FleetWorker:
         """Load nothing yet. `should_stop` is called after every step."""
         self._recipe = recipe
         self._device = device
-        self._stopped = False
-        self._stops = lambda: self._stopped or should_stop()
+        self._should_stop = should_stop
         self._identity: BackboneIdentity | None = None
         self._backbone: Backbone | None = None
-
-    def stop(self) -> None:
-        """Let `watch` commit and return after its step. May be called from another thread."""
-        self._stopped = True
 
     def load(self) -> None:
         """Load the model, the first time. Raises as `load_backbone`."""
@@ -157,7 +152,7 @@ class FleetWorker:
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
                 for event in ingest_events(
-                    found.job.source, found.state, options=options, should_stop=self._stops
+                    found.job.source, found.state, options=options, should_stop=self._should_stop
                 ):
                     if isinstance(event, SourceNoted):
                         notes.append(event.note)

@@ -157,8 +157,6 @@ class IngestOptions:
     max_frame_pixels: int | None = None  # the most that a frame of a file may have; None: 8K
     # a file beside the video, else a text track; or `off`, a file, or a language
     subtitles: str = "auto"
-    # a model that writes subtitles where there are none such (`protokv.words.speech`)
-    transcribe: str | None = None
 
     # The state.
     # when to commit on the way; None: once a minute, every 5 seconds for a live source
@@ -193,10 +191,6 @@ class IngestOptions:
             )
         if self.fps is not None:
             check_sampled_fps(self.fps)
-        if self.transcribe is not None and self.subtitles == "off":
-            raise ConfigError(
-                "words are left out, and are to be written down", hint="leave --subtitles off out"
-            )
         if self.append and self.overwrite:
             raise ConfigError(
                 "cannot append to a state and start it over", hint="leave one of the two out"
@@ -266,7 +260,6 @@ class IngestSettings(TypedDict, total=False):
     decoder: Decoder
     max_frame_pixels: int | None
     subtitles: str
-    transcribe: str | None
     every: Every | None
     keep: int | None
     append: bool

@@ -114,12 +114,6 @@ def ingest_events(
     path = make_state_name(stem) if target is None else target
     refuse_input_as_target(path, source)
     find_store(path).check_target()
-    if options.transcribe is not None:
-        from protokv.words.speech import transcribe_to_subtitles
-
-        transcribe_to_subtitles(
-            source, options.subtitles, options.transcribe, options.device, should_stop
-        )
     with ExitStack() as opened:
         video = _open_source(source, options, opened)
         # Lock before the state is read, so that nobody else writes between this and the first

@@ -12,9 +12,9 @@ from 0 to 5. Accuracy is the share of "yes".
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -68,27 +68,20 @@ _JUDGE_USER: Final = (
 JUDGE_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{_JUDGE_USER}".encode()).hexdigest()[:12]
 
 
-def read_verdict(text: str) -> JudgeVerdict:
-    """Read the verdict from a reply: a Python dictionary, alone or between other words.
+# The fields of a dictionary, alone or between other words
+_PRED = re.compile(r"""["']pred["']\s*:\s*["']\s*(yes|no)\b""", re.IGNORECASE)
+_SCORE = re.compile(r"""["']score["']\s*:\s*["']?([0-5])(\.\d+)?\b""")
 
-    ValueError: there is none, or it is not yes or no with 0 to 5 points.
+
+def read_verdict(text: str) -> JudgeVerdict:
+    """Read the verdict from a reply. ValueError: there is none, or it is not yes or no with 0 to 5
+    points.
     """
-    try:
-        found = ast.literal_eval(text[max(0, text.find("{")) : text.rfind("}") + 1])
-        decided = str(found["pred"]).strip().casefold().rstrip(".")
-        points = int(float(found["score"]))
-    except (
-        SyntaxError,
-        RecursionError,
-        MemoryError,
-        TypeError,
-        LookupError,
-        OverflowError,
-    ) as error:
-        raise ValueError(f"no verdict in {text[:80]!r}") from error
-    if decided not in ("yes", "no") or not 0 <= points <= 5:
+    pred = _PRED.search(text)
+    score = _SCORE.search(text)
+    if pred is None or score is None:
         raise ValueError(f"no verdict in {text[:80]!r}")
-    return JudgeVerdict(decided == "yes", float(points))
+    return JudgeVerdict(pred[1].lower() == "yes", float(score[1]))
 
 
 class Judge:
@@ -142,20 +135,12 @@ class Judge:
             except (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError):
                 return None  # the client has retried it already
             except (openai.APIStatusError, openai.APIConnectionError) as error:
-                why = (
-                    f"the judge's endpoint refuses {self._model}, or cannot be reached: "
-                    f"{type(error).__name__}"
-                )
+                why = f"the judge's endpoint refuses {self._model}, or cannot be reached"
                 raise JudgeError(
-                    why, hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name"
+                    f"{why}: {type(error).__name__}",
+                    hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
                 ) from error
-            except (
-                ValueError,
-                TypeError,
-                AttributeError,
-                LookupError,
-                openai.APIResponseValidationError,
-            ):
+            except Exception:
                 continue  # the reply is no verdict, or no completion at all
         return None
 

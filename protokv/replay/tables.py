@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,29 +44,26 @@ def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
                 point["delay_s"]
             ] = point
     order = ["all", *report["groups"]]
-    head = ["questions", "memory", "budget", "n", *map(format_delay, delays), "difference"]
-    head += [*(["points"] if judged else []), "first token ms", "step ms", "KiB"]
     rows = []
-    for label, points in sorted(cells.items(), key=lambda cell: order.index(cell[0][0])):
+    parts = sorted(cells.items(), key=lambda cell: order.index(cell[0][0]))
+    for (name, memory, budget), points in parts:
         last = points[max(points)]
-        row = [
-            *_format_label(*label),
-            "/".join(dict.fromkeys(str(point["n"]) for point in points.values())),
-        ]
-        row += [_format_accuracy(points[delay]) if delay in points else "-" for delay in delays]
-        row.append(_format_difference(last))
-        row += ["-" if last.get("points") is None else f"{last['points']:.2f}"] if judged else []
-        row += [
-            f"{last['ttft_ms_median']:.1f}",
-            f"{last['step_ms']:.1f}",
-            f"{last['state_bytes'] / 1024:,.0f}",
-        ]
+        n = "/".join(dict.fromkeys(str(point["n"]) for point in points.values()))
+        row = _label_row(name, memory, budget, n)
+        for delay in delays:
+            known = delay in points
+            row[format_delay(delay)] = _format_accuracy(points[delay]) if known else "-"
+        row["difference"] = _format_difference(last)
+        if judged:
+            row["points"] = "-" if last.get("points") is None else f"{last['points']:.2f}"
+        row["first token ms"] = f"{last['ttft_ms_median']:.1f}"
+        row["step ms"] = f"{last['step_ms']:.1f}"
+        row["KiB"] = f"{last['state_bytes'] / 1024:,.0f}"
         rows.append(row)
     for mean in report["means"]:
-        row = [*_format_label(mean["name"], mean["memory"], mean["budget"]), str(mean["n"])]
-        row += [f"{mean['official']:.1%}" if delay == mean["delay_s"] else "" for delay in delays]
-        rows.append(row)
-    return [dict(zip_longest(head, row, fillvalue="")) for row in rows]
+        row = _label_row(mean["name"], mean["memory"], mean["budget"], str(mean["n"]))
+        rows.append(row | {format_delay(mean["delay_s"]): f"{mean['official']:.1%}"})
+    return [{name: row.get(name, "") for name in rows[0]} for row in rows]
 
 
 def save_report_points(report: ReplayReport, path: str | Path) -> None:
@@ -83,20 +79,20 @@ def save_report_points(report: ReplayReport, path: str | Path) -> None:
         ) from error
 
 
-def _format_label(name: str, memory: str, budget: int) -> list[str]:
-    """Return the first cells of a row; the full cache keeps all tokens, whatever was asked for."""
-    return [name, memory, "all" if memory == FullConfig.name else str(budget)]
+def _label_row(name: str, memory: str, budget: int, n: str) -> dict[str, str]:
+    """Begin a row; the full cache keeps all tokens, whatever was asked for."""
+    kept = "all" if memory == FullConfig.name else str(budget)
+    return {"questions": name, "memory": memory, "budget": kept, "n": n}
 
 
 def _format_accuracy(point: Mapping[str, Any]) -> str:
-    mark = "*" if point["thin"] else ""
-    return f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}{mark}"
+    bounds = f"{100 * point['low']:.0f}-{100 * point['high']:.0f}"
+    return f"{point['accuracy']:.0%} {bounds}{'*' * point['thin']}"
 
 
 def _format_difference(point: Mapping[str, Any]) -> str:
     if "than" not in point:
         return ""
-    share, low, high = (
-        100 * point[name] for name in ("difference", "difference_low", "difference_high")
-    )
-    return f"{share:+.0f} {low:+.0f}..{high:+.0f}{'*' if point['thin'] else ''} to {point['than']}"
+    names = ("difference", "difference_low", "difference_high")
+    share, low, high = (f"{100 * point[name]:+.0f}" for name in names)
+    return f"{share} {low}..{high}{'*' * point['thin']} to {point['than']}"

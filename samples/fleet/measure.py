@@ -29,7 +29,7 @@ from tests.benchmarks.results import machine
 SAMPLE = Path(__file__).parents[1] / "minute" / "video.mp4"
 
 
-class StubPool:
+class StubPool(LocalWorkerPool):
     """Workers that answer at once; one call in a thousand dies, and one video in a thousand
     fails.
     """

@@ -71,14 +71,9 @@ MISTAKES = [
         "--chunk and --for: for one video only",
     ),
     (
-        "ingest a.mp4 --workers 2 --ray auto",
+        "ingest a.mp4 --workers 2 --devices 0",
         ExitCode.USAGE,
-        "--workers and --ray: for several videos only",
-    ),
-    (
-        "ingest a.mp4 b.mp4 --ray auto --devices 0",
-        ExitCode.USAGE,
-        "--devices are those of one machine",
+        "--workers and --devices: for several videos only",
     ),
     ("ingest --from gone.txt", ExitCode.NOT_FOUND, "cannot read gone.txt"),
     ("ingest *.avi", ExitCode.NOT_FOUND, "no video at *.avi"),

@@ -93,15 +93,15 @@ class InlinePool:
     ) -> None:
         self.size = size
         self.between = between
-        self._workers = [FleetWorker(recipe, "cpu") for _ in range(size)]
+        self.stopped = False
+        self._workers = [FleetWorker(recipe, "cpu", lambda: self.stopped) for _ in range(size)]
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         self.between(verb, getattr(args[0], "job", args[0]) if args else None)
         return getattr(self._workers[index], verb)(*args)
 
     def stop(self) -> None:
-        for worker in self._workers:
-            worker.stop()
+        self.stopped = True
 
 
 def outcomes(
