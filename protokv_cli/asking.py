@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
     from protokv.state.sources import VideoPlace
-    from protokv.stream.answer import Answer, Promise
-    from protokv.stream.evidence import Evidence
+    from protokv.stream.answer import Answer
+    from protokv.stream.evidence import Evidence, EvidenceSpan
     from protokv.stream.promise import PromiseRule
     from protokv.stream.session import Session
     from protokv.timings import Timings
@@ -279,6 +279,10 @@ class Answerer:
                     raise
                 self.out.error(f"Error: {error.message}" if isinstance(error, ProtoKVError) else "")
 
+    @property
+    def _wants_evidence(self) -> bool:
+        return self.how.evidence or self.how.frames is not None
+
     def _make_row(self, answer: Answer, state: str, expected: str | None) -> dict[str, Any]:
         """Return the row of an answer; show what it stood on, and what was expected instead."""
         row: dict[str, Any] = {
@@ -310,12 +314,12 @@ class Answerer:
             ]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
-            if self.shows:
+            if self.shows and self._wants_evidence:
                 self.out.text(format_evidence_line(answer.evidence, self.places))
         if answer.promise is not None:
             row["promise"] = asdict(answer.promise)
             if self.shows:
-                self.out.text(format_promise_line(answer.promise))
+                self.out.note(format_promise_line(answer, self.places))
         if self.notice:
             row["notice"] = self.notice
             self.out.note(f"Note: {self.notice}", once=not self.shows)
@@ -337,11 +341,10 @@ class Answerer:
             self.out.note(f"Note: {session.backbone.notice}", once=True)
         if self.shows and not self.alone:
             self.out.table(shorten_text(question), style="cyan", end=" ")
-        evidence = self.how.evidence or self.how.frames is not None
         pieces = session.stream(
             question,
             decoding,
-            evidence=evidence,
+            evidence=self._wants_evidence,
             turns=self._turns,
             system=self.how.system,
             promise=self._promise,
@@ -381,9 +384,9 @@ def describe_video_span(
     return {"video": place.name} | {f"video_{name}_s": time_s for name, time_s in times.items()}
 
 
-def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) -> str:
-    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said
-    then, in lines; with the times of the videos where these differ from those of the stream.
+def format_spans(spans: Iterable[EvidenceSpan], places: Sequence[VideoPlace] = ()) -> str:
+    """Return spans such as `0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, with the times of the videos
+    where these differ from those of the stream.
     """
 
     def name_video(start_s: float, end_s: float) -> str:
@@ -394,14 +397,20 @@ def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) 
         return f"{times} of {found['video']}" if found else ""
 
     at = []
-    for one in evidence.spans:
+    for one in spans:
         more = [f"{100 * one.share:.0f} %", name_video(one.start_s, one.end_s)]
         span = f"{format_time(one.start_s)} to {format_time(one.end_s)}"
         at.append(f"{span} ({', '.join(filter(None, more))})")
-    stood = f"stood on {', '.join(at)}"
+    return ", ".join(at)
+
+
+def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) -> str:
+    """Return a line such as `stood on 0:07 to 0:09 (61 %)`, and what was said then, in lines."""
+    at = format_spans(evidence.spans, places)
+    stood = f"stood on {at}"
     if evidence.faint or not at:
         stood = "no span stands out" + (
-            f"; most {', '.join(at)}: this may no longer be in memory" if at else ""
+            f"; most {at}: this may no longer be in memory" if at else ""
         )
     said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
     return "\n    ".join(
@@ -412,12 +421,20 @@ def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) 
     )
 
 
-def format_promise_line(promise: Promise) -> str:
-    """Return a line that says why an answer is withheld, and what is promised of those given."""
+def format_promise_line(answer: Answer, places: Sequence[VideoPlace] = ()) -> str:
+    """Return lines that say what is promised, and of an answer that is withheld why it is and where
+    to look.
+    """
+    promise = answer.promise
+    assert promise is not None
     kinds = ", ".join(f"{count} {name}".rstrip() for name, count in promise.types.items())
-    withheld = f"withheld: {promise.why}; " if promise.why else ""
-    return (
-        f"  {withheld}at most {promise.at_most_wrong:.0%} of the answers given are wrong, on "
+    lines = [
+        f"Promise: of the answers given at most {promise.at_most_wrong:.0%} are wrong, on "
         f"questions like the {promise.questions} of {promise.calibration} ({kinds}; "
         f"{promise.videos} videos)"
-    )
+    ]
+    if not promise.known:
+        lines.append(f"Withheld: {promise.why}")
+    if not promise.known and answer.evidence and answer.evidence.spans:
+        lines.append(f"Look at {format_spans(answer.evidence.spans, places)}")
+    return "\n".join(lines)

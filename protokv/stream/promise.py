@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from protokv.core.settings import MemoryConfig
 from protokv.errors import ConfigError
 from protokv.stream.answer import Answer, Promise
 from protokv.stream.stream import Stream
@@ -132,12 +133,13 @@ def find_promise_rule(stream: Stream, folder: Path, at_most_wrong: float) -> Pro
         raise ConfigError(f"at most {at_most_wrong:g} wrong is no share", hint="such as 5%")
     config = stream.config
     share = measure_kept_share(config.budget, stream.clock.tokens_seen)
-    wanted = stream.backbone.identity.weights_digest, describe_memory(config.to_dict())
+    wanted = stream.backbone.identity.weights_digest, config.name, config.changes()
     found = [
         (abs(math.log(share / math.sqrt(math.prod(one.shares)))), path.stem, one)
         for path in sorted(folder.glob("*.json"))
         for one in read_calibrations(path)
-        if (one.model["weights_digest"], describe_memory(one.memory)) == wanted
+        for memory in [MemoryConfig.from_dict(one.memory)]
+        if (one.model["weights_digest"], memory.name, memory.changes()) == wanted
     ]
     if not found:
         command = f"protokv replay VIDEO... --questions FILE --memory {config.name}"
@@ -160,11 +162,6 @@ def find_promise_rule(stream: Stream, folder: Path, at_most_wrong: float) -> Pro
 def measure_kept_share(budget: int, tokens_seen: int) -> float:
     """Return the share of the tokens of a stream that a budget can keep."""
     return min(1.0, budget / max(1, tokens_seen))
-
-
-def describe_memory(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a memory without its budget, of which a calibration has the share."""
-    return {name: value for name, value in settings.items() if name != "budget"}
 
 
 def read_calibrations(path: Path) -> list[Calibration]:
