@@ -45,6 +45,9 @@ class _InspectFlags(Flags, panel="What to show"):
         "--output -o PATH", "Write the state again, in the form that the suffix names."
     )
     force: bool = option("--force", "Let --output replace any file.")
+    model: str | None = option(
+        "--model -m MODEL", "For .kv.safetensors: its model, where its own name is not found."
+    )
     verify: bool = option(
         "--verify/--no-verify", "Check that every byte is as it was saved.", default=True
     )
@@ -75,13 +78,15 @@ def inspect(
 
     With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0
     if they are equal and 1 if they differ. With -o: write the state in another form (.safetensors,
-    .pt, .zarr) or place (s3://...).
+    .pt, .zarr) or place (s3://...), or as plain tensors that other engines serve
+    (.kv.safetensors).
 
     ```sh
     protokv inspect video.safetensors --layers
     protokv inspect talk.safetensors --words --at 7:30
     protokv inspect video.safetensors -f json | jq .bytes.total
     protokv inspect video.safetensors -o video.zarr
+    protokv inspect video.safetensors -o states/video.kv.safetensors
     protokv inspect monday.safetensors tuesday.safetensors
     protokv inspect states/
     ```
@@ -112,6 +117,7 @@ def _read_document(
     """Return the document of a state, of two that are compared, or of one written in another
     form.
     """
+    from protokv.slots import SLOTS_SUFFIX
     from protokv.state.describe import compare_states, convert_state, describe_state
     from protokv.state.reader import StateReader
 
@@ -120,6 +126,11 @@ def _read_document(
             *(StateReader.open(one, verify=flags.verify).state for one in (state, other))
         )
         return {"states": [state, other], **found}
+    if (flags.target or "").endswith(SLOTS_SUFFIX):
+        from protokv.stream.slots import export_slots
+
+        # Any file of this name is what such a command wrote.
+        return export_slots(state, str(flags.target), default=flags.model)
     if flags.target is not None:
         return convert_state(state, flags.target, overwrite=flags.force, digests=flags.verify)
     reader = open_commit_at(out, state, flags.at, flags.verify)

@@ -12,7 +12,7 @@ from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY_BIAS, KVSegment
 from protokv.core.decoding import Decoding, TokenSampler
-from protokv.core.near import KVSlots
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
 from protokv.device import graphs, kernels

@@ -151,7 +151,9 @@ class TransformersBackbone(Backbone):
         text = next(name for name, module in model.named_modules() if module is self._text)
         layers = [f"{text}.layers.{i}" for i in range(config.num_hidden_layers)]
         spread = loading.find_module_devices(model, [f"{text}.embed_tokens", *layers])
-        self.device, *others = spread or [self._embedding.weight.device]
+        held = self._embedding.weight.device
+        # A model without weights still has states, which are numbers.
+        self.device, *others = spread or [torch.device("cpu") if held.type == "meta" else held]
         try:
             cache = StreamCache(self._decoder)
         except ConfigError as error:

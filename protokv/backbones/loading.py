@@ -12,7 +12,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from logging import ERROR, getLogger
@@ -145,9 +145,8 @@ def _find_device(name: str) -> torch.device:
         raise ConfigError(
             f"there is no device {name!r}", hint="use auto, cpu, cuda, cuda:N or mps"
         ) from error
-    if (device.index or 0) >= {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(mps)}.get(
-        device.type, 0
-    ):
+    there = {"cpu": 1, "meta": 1, "cuda": torch.cuda.device_count(), "mps": int(mps)}
+    if (device.index or 0) >= there.get(device.type, 0):
         raise ConfigError(
             f"device {name} is not available on this machine", hint="use --device auto or cpu"
         )
@@ -167,6 +166,8 @@ def load_model(
     # A config may name kernels of a hub, which transformers would fetch and run. Parts follow.
     config._attn_implementation = None
     config._experts_implementation = None
+    if placement.device.type == "meta":
+        return _outline(kind, config, path, placement.dtype)
     _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
@@ -204,6 +205,21 @@ def load_model(
         if placement.device.type == "cuda" and placement.dtype in HALF_DTYPES:
             use_fast_kernels(model)
     return model.eval().requires_grad_(False)
+
+
+def _outline(kind: Any, config: Any, path: str, dtype: torch.dtype) -> Any:
+    """Return a model without weights; it knows its angles, and how it was published to answer."""
+    from transformers import GenerationConfig
+
+    with torch.device("meta"):
+        model = kind(config).to(dtype)
+    for module in model.modules():
+        for name, own in module.named_children():
+            if type(own).__name__.endswith("RotaryEmbedding") and hasattr(own, "config"):
+                setattr(module, name, type(own)(own.config))
+    with suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return model.eval()
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -76,7 +77,8 @@ def load_backbone(
         name: of a packaged model such as `protokv/mini`, a local folder, or a hub name such as
             `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint
             is run.
-        device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
+        device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`;
+            `meta` leaves the weights out, for prompts, positions and states on the CPU.
         dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an
             accelerator. On a CPU it is bfloat16 for a checkpoint of 16 bits if the processor
             multiplies bfloat16, and float32 otherwise; a packaged model may prefer another. A
@@ -180,6 +182,9 @@ def _resolved(
     point = find_packaged_models().get(name)
     packaged: Any = None if point is None else point.load()
     if packaged is not None:
+        if request.device.type == "meta":
+            # Its weights are small, and come with it.
+            request = replace(request, device=torch.device("cpu"))
         request = packaged.adjust(request)
         folder = folder or packaged.folder(name)
     downloaded = is_hub_name(name, revision)

@@ -20,6 +20,7 @@ from torch import Tensor
 from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
 from protokv.device import kernels
+from protokv.device.answers import AnswerBuffer
 from protokv.errors import ConfigError
 
 # The name of our attention in transformers, where `protokv.backbones.stream_cache` registers it.
@@ -43,11 +44,7 @@ def attend(
     heads, T, D = query.shape
     keys, values = local
     H, n = keys.shape[:2]
-    wide = None
-    if segments and kernels.uses_bias_columns(D, query.dtype, query.device):
-        # One copy stacks them, too.
-        wide = kernels.append_ones(query).view(H, -1, D + kernels.BIAS_COLUMNS)
-    stacked = query.reshape(H, -1, D) if wide is None else wide[..., :D]
+    stacked, wide = kernels.stack_queries(query, H)
     if causal is None:
         causal = _causal_mask(T, n, heads // H, query.device)
     parts = [kernels.compute_attention(stacked, keys, values, causal, scaling)] if n else []
@@ -115,36 +112,10 @@ class AttentionMasks:
         return held[2]
 
 
-class AnswerBuffer:
-    """Room of one size for the tokens of an answer: forwarding them is the same operations,
-    wherever they stand.
-    """
-
-    slots: Tensor  # slots of the tokens being forwarded, `[T]` int64
-    mask: Tensor  # which slots each of them sees, `[T, capacity]` bool
-
-    def __init__(
-        self, capacity: int, device: torch.device, rows: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """Make room for `capacity` tokens, in `rows` of `Context.answer_rows` if they are given."""
-        self.capacity = capacity
-        self.rows = rows
-        # The position of the first token, and how many there are before those being forwarded.
-        self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
-        self._line = torch.arange(capacity, device=device)
-
-    def enter(self, tokens: int) -> None:
-        """Say how many tokens are forwarded next. What they see is read from the device."""
-        self.slots = self.begin + self._line[:tokens]
-        self.mask = self._line <= self.slots[:, None]
-        if self.rows is not None:
-            kernels.hide_rows_(self.rows[0], self._line > self.slots[-1])
-
-
 class LayerTokenCache:
     """Keys and values of the n tokens of one layer since a context was taken."""
 
-    room: AnswerBuffer | None = None  # room for the whole answer; None: it grows
+    answer: AnswerBuffer | None = None  # has room for a whole answer; None: keys and values grow
 
     keys: Tensor | None  # `[..., H, n, D]`, on the device of the layer; None before the first
     values: Tensor | None
@@ -163,33 +134,22 @@ class LayerTokenCache:
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`, or
-        all of its room.
+        all that there is room for.
         """
-        if self.room is not None:
-            return self._write(keys, values, self.room)
-        if self.keys is not None and self.values is not None:
-            keys = torch.cat((self.keys, keys), -2)
-            values = torch.cat((self.values, values), -2)
+        if self.answer is not None:
+            held = None
+            if self.keys is not None and self.values is not None:
+                held = self.keys, self.values
+            keys, values = self.answer.write(self.number, held, keys, values)
+        else:
+            if self.keys is not None and self.values is not None:
+                keys = torch.cat((self.keys, keys), -2)
+                values = torch.cat((self.values, values), -2)
+            self.length = keys.shape[-2]
         self.keys = keys
         self.values = values
-        self.length = keys.shape[-2]
         self._segments = None
         return keys, values
-
-    def _write(self, keys: Tensor, values: Tensor, room: AnswerBuffer) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.values is None:
-            size = (*keys.shape[:-2], room.capacity, keys.shape[-1])
-            if room.rows is None:
-                self.keys = keys.new_zeros(size)
-                self.values = values.new_zeros(size)
-            else:
-                self.keys, self.values = (
-                    rows[self.number, ..., : size[-1]].expand(size) for rows in room.rows
-                )
-        self.keys.index_copy_(-2, room.slots, keys)
-        self.values.index_copy_(-2, room.slots, values)
-        self._segments = None
-        return self.keys, self.values
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return keys and values `[H, n, D]` of all its tokens."""
@@ -279,20 +239,9 @@ class TokenCache:
         `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the
         factor on logits.
         """
-        room = layer.room
-        # Columns of a bias are made for the usual scaling.
-        if (
-            room is not None
-            and room.rows is not None
-            and query.shape[1] == 1
-            and scaling == query.shape[2] ** -0.5
-        ):
-            return attend(
-                query,
-                (self.context.with_answer(layer.number),),
-                (keys[:, :0], values[:, :0]),
-                scaling,
-            )
+        answer = layer.answer
+        if answer is not None and answer.sees_slots(query, scaling):
+            return answer.attend(layer.number, query, scaling)
         # Attention is the same in any order of features that both sides share.
         query = self.to_halves(query)
         keys = self.to_halves(keys)
@@ -301,7 +250,7 @@ class TokenCache:
             if self.queries is not None:
                 self.queries.append(query)
             layer._segments = self.context.at(layer.number, query)
-        mask = self.masks(mask if room is None else room.mask, query, keys)
+        mask = self.masks(mask if answer is None else answer.mask, query, keys)
         return attend(query, layer._segments, (keys, values), scaling, mask)
 
     def to_halves(self, x: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from typing_extensions import TypeVar
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
-from protokv.device.arrays import write_rows_
 
 _COUNTERS = {
     "opened": "tokens that opened a slot",
@@ -39,26 +38,17 @@ class FarTokens:
     positions: Tensor  # `[T, P]` int64 in the stream
     mass: Tensor  # `[T]` int64, of how many tokens each counts; one of mass 0 must change nothing
 
-    def counted_only(self) -> FarTokens:
-        """Return the tokens that have a mass. This waits for the device."""
-        kept = self.mass.nonzero().squeeze(1)
-        shared = self.coordinates[kept], self.positions[kept], self.mass[kept]
-        return FarTokens(self.keys[:, kept], self.values[:, kept], *shared)
-
 
 class PrototypeBank(StateTensors):
     """K prototypes for each of L layers and H KV heads.
 
-    Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is a
-    covariance; mass comes from opened, absorbed and recycled tokens alone. Counters are `[L, H]`
-    int64, see `_COUNTERS`.
+    Invariants: a slot of mass 0 is free; mass comes from opened, absorbed and recycled tokens
+    alone. Counters are `[L, H]` int64, see `_COUNTERS`; what a rule never does counts 0.
     """
 
     key_center: Tensor  # `[L, H, K, D]` float32, c_k, rotation removed
     value_center: Tensor  # `[L, H, K, D]` float32, p_k
     mass: Tensor  # `[L, H, K]` int64, n_k; 0 is a free slot
-    mean: Tensor  # `[L, H, K, 2]` float32, mu_k
-    covariance: Tensor  # `[L, H, K, 2, 2]` float32, Sigma_k; a bank that has no use for it lacks it
     position: Tensor  # `[L, H, K, P]` float64, tau_k, the rotary anchor
     last_step: Tensor  # `[L, H, K]` int64, the step that last touched the slot; -1: none did
     opened: Tensor
@@ -98,10 +88,8 @@ class PrototypeBank(StateTensors):
         heads = (shape.layers, shape.kv_heads)
         slots = (*heads, prototypes)
         P = shape.position_components
-        f32 = torch.float32
         f64 = torch.float64
         i64 = torch.int64
-        square = (*slot, "xy", "xy_other")
         touched = "step that last touched it; -1: none"
         counters = [
             (name, what, "tokens" if "tokens" in what else "slots")
@@ -110,17 +98,6 @@ class PrototypeBank(StateTensors):
         return (
             *cls.declare_centers(shape, prototypes),
             TensorSpec("bank.mass", slot, slots, i64, "tokens in it; 0: a free slot", "tokens"),
-            TensorSpec(
-                "bank.mean",
-                (*slot, "xy"),
-                (*slots, 2),
-                f32,
-                "mean place of its tokens",
-                "share of the image",
-            ),
-            TensorSpec(
-                "bank.covariance", square, (*slots, 2, 2), f32, "covariance of their places"
-            ),
             TensorSpec(
                 "bank.position",
                 (*slot, "component"),
@@ -136,39 +113,12 @@ class PrototypeBank(StateTensors):
             ),
         )
 
-    def open_(
-        self, rows: Tensor, tokens: FarTokens, head: Tensor | int, token: Tensor, step: int
-    ) -> None:
-        """Initialize free slots `rows` `[n]` from a token `[n]` of a head each, with Sigma = I."""
-        self.mass.view(-1)[rows] = tokens.mass[token]
-        self.mean.flatten(0, 2)[rows] = tokens.coordinates[token]
-        self.covariance.flatten(0, 2)[rows] = torch.eye(2, device=rows.device)
-        self.position.flatten(0, 2)[rows] = tokens.positions[token].double()
-        self.last_step.view(-1).index_fill_(0, rows, step)
-        self.put_centers_(rows, tokens.keys[head, token], tokens.values[head, token])
-        self.touch_(rows)
-
-    def free_(self, rows: Tensor) -> None:
-        """Empty slots `rows` `[n]`; their `last_step` tells that they were used."""
-        for name in ("key_center", "value_center", "mass", "mean", "covariance", "position"):
-            getattr(self, name).flatten(0, 2).index_fill_(0, rows, 0)
-        self.touch_(rows)
-
-    def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[..., D]` float32 of prototypes `rows` `[...]`."""
-        flat = [center.flatten(0, 2) for center in (self.key_center, self.value_center)]
-        keys, values = (
-            center.index_select(0, rows.flatten()).view(*rows.shape, center.shape[1])
-            for center in flat
-        )
-        return keys, values
-
-    def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Replace the centres of `rows` `[n]` by keys and values `[n, D]`. Write their masses
-        before.
+    def centers(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return keys and values `[n, D]` float32 of prototypes `rows` `[n]`; keys alone if the far
+        slots hold the values.
         """
-        write_rows_(self.key_center.flatten(0, 2), rows, keys)
-        write_rows_(self.value_center.flatten(0, 2), rows, values)
+        centers = self.key_center, self.value_center
+        return tuple(center.flatten(0, 2).index_select(0, rows) for center in centers)
 
     def touch_(self, rows: Tensor) -> None:
         """Note that what `rows` show changed. Waits for nothing."""

@@ -23,24 +23,19 @@ import torch
 from torch import Tensor
 
 from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by_moves_
-from protokv.device import kernels
 from protokv.device.arrays import concat_rows
+from protokv.device.slots import widen
 
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a
 # log-sum-exp, and so low that its exponential is 0 beside that of any slot in use.
 EMPTY_BIAS = -1e30
-ANSWER_ROWS = 256
-"""Rows behind those of the slots, for a question and its answer: a token of the answer attends to
-both at once.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSegment:
     """Slots of one layer that attention reads in one product."""
 
-    # `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.BIAS_COLUMNS` behind
-    # them
+    # `[H, N, D]`, model dtype, finite even in free slots; may be wider (`protokv.device.slots`)
     keys: Tensor
     values: Tensor  # the same
     # `[H, N]` float32, added to the logits: `EMPTY_BIAS` free, `0` exact token, `log n_k`
@@ -74,6 +69,8 @@ class Context:
     shift: int | Tensor = 0
     # where text after the video starts; None: after the stream
     next_position: int | Tensor | None = None
+    # keys and values of all layers as the device holds them (`SlotRows.read`), if they are all
+    wide: tuple[Tensor, Tensor] | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return what one layer reads.
@@ -82,16 +79,6 @@ class Context:
         Layers are asked in order, each once a forward.
         """
         return ()
-
-    def answer_rows(self) -> tuple[Tensor, Tensor] | None:
-        """Return keys and values of `ANSWER_ROWS`, `[L, H, ANSWER_ROWS, D + BIAS_COLUMNS]`; None:
-        there are none.
-        """
-        return None
-
-    def with_answer(self, layer: int) -> KVSegment:
-        """Return what `at` returns, and the `answer_rows` behind it."""
-        raise NotImplementedError
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return stream positions `[H, N, P]` int64 of the slots that `at` returns, any of free
@@ -131,20 +118,13 @@ class CachedContext(Context):
         self._segments = dict[int, tuple[KVSegment, ...]]()
         self.shift = context.shift
         self.next_position = context.next_position
+        self.wide = context.wide
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return what a layer reads."""
         if layer not in self._segments:
             self._segments[layer] = self._context.at(layer, query)
         return self._segments[layer]
-
-    def answer_rows(self) -> tuple[Tensor, Tensor] | None:
-        """Return those of the context."""
-        return self._context.answer_rows()
-
-    def with_answer(self, layer: int) -> KVSegment:
-        """Return that of the context."""
-        return self._context.with_answer(layer)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return those of the context."""
@@ -174,49 +154,24 @@ class SlotContext(Context):
     until: int | None = None
     # what is read: a CPU leaves out far slots that never held anything
     parts: tuple[slice, ...] = (slice(None),)
-    # keys and values of `kernels.append_bias_columns`, where they are at hand, with `ANSWER_ROWS`
-    # behind them
-    rows: tuple[Tensor, Tensor] | None = None
+    # as in `Context`; its bias is that of the slots
+    wide: tuple[Tensor, Tensor] | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return the slots of this layer."""
-        return tuple(self.segment(layer, part) for part in self.parts)
+        return self._segments[layer]
 
-    def segment(
-        self,
-        layer: int,
-        part: slice = slice(None),
-        query_rotation: tuple[Tensor, Tensor] | None = None,
-    ) -> KVSegment:
-        """Return some slots of a layer as attention reads them."""
-        N = self.bias.shape[2]
-        keys, values = (
-            held[layer, :, :N][:, part] for held in self.rows or (self.keys, self.values)
-        )
-        if self.rows is None and kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
-            keys, values = kernels.append_bias_columns(keys, values, self._columns[layer][:, part])
-        return KVSegment(keys, values, self._finite_bias[layer, :, part], query_rotation)
-
-    def answer_rows(self) -> tuple[Tensor, Tensor] | None:
-        """Return the rows behind the slots."""
-        N = self.bias.shape[2]
-        return None if self.rows is None else (self.rows[0][:, :, N:], self.rows[1][:, :, N:])
-
-    def with_answer(self, layer: int) -> KVSegment:
-        """Return the slots of a layer and the rows behind them, whose columns have the bias of
-        both.
-        """
-        assert self.rows is not None
-        return KVSegment(self.rows[0][layer], self.rows[1][layer], self._finite_bias[layer])
-
-    # Both are computed once for all layers and all tokens of an answer.
+    # Made once for all layers and all tokens of an answer.
     @cached_property
-    def _finite_bias(self) -> Tensor:
-        return self.bias.clamp(min=EMPTY_BIAS)
-
-    @cached_property
-    def _columns(self) -> Tensor:
-        return kernels.make_bias_columns(self.bias, self.keys.shape[-1] ** -0.5, self.keys.dtype)
+    def _segments(self) -> list[tuple[KVSegment, ...]]:
+        L, _, N = self.bias.shape
+        keys, values = self.wide or widen(self.keys, self.values, self.bias)
+        bias = self.bias.clamp(min=EMPTY_BIAS)
+        slots = [(keys[i, :, :N], values[i, :, :N], bias[i]) for i in range(L)]
+        return [
+            tuple(KVSegment(k[:, part], v[:, part], b[:, part]) for part in self.parts)
+            for k, v, b in slots
+        ]
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of this layer's slots."""
@@ -231,7 +186,7 @@ class SlotContext(Context):
         """
         later = (self._places()[..., 0] >= time) & (self.bias == 0)
         later[..., : self.far.start] = False
-        return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time, rows=None)
+        return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time, wide=None)
 
     def visible_tokens(self) -> int:
         """Return the number of slots in use, in the layer and head that has most."""
@@ -342,16 +297,19 @@ class CompactContext(Context):
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return older slots, rotated to where they are shown, and the near window."""
-        slots = self.slots
+        (whole,) = self.slots.at(layer, query)
         far = self.slots.far
-        shown = slots.segment(layer, slice(0, far.stop))
+        older, near = (
+            KVSegment(whole.keys[:, part], whole.values[:, part], whole.bias[:, part])
+            for part in (slice(0, far.stop), slice(far.stop, None))
+        )
         if far.stop > far.start:
-            keys = shown.keys.clone(memory_format=torch.contiguous_format)
+            keys = older.keys.clone(memory_format=torch.contiguous_format)
             rotate_by_moves_(
                 keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving
             )
-            shown = replace(shown, keys=keys)
-        return shown, slots.segment(layer, slice(far.stop, None), self.near_rotation)
+            older = replace(older, keys=keys)
+        return older, replace(near, query_rotation=self.near_rotation)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of the slots, not where they are shown."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from protokv.core.context import Context
-from protokv.core.near import KVSlots
 from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
 from protokv.device.graphs import Graphs

@@ -9,138 +9,20 @@ tokens dropped as not finite, and `-inf` in free slots.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from protokv.core.context import ANSWER_ROWS, SlotContext
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
-from protokv.device import kernels
 from protokv.errors import StateCorrupt
 
 # The parts of tokens, and the axis of each that counts them.
 _AXES: Final = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usable": 0}
-
-
-class KVSlots(StateTensors):
-    """Keys and values `[L, H, P0 + far + near, D]` with a logit bias a slot, all free at first but
-    for the prefix.
-    """
-
-    def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
-        P0 = shape.sink_tokens
-        D = shape.head_size
-        heads = (shape.layers, shape.kv_heads)
-        N = P0 + far + near
-        wide = kernels.uses_bias_columns(D, shape.dtype, shape.device)
-        size = (*heads, N + ANSWER_ROWS * wide, D + kernels.BIAS_COLUMNS * wide)
-        keys, values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
-        self.keys = keys[:, :, :N, :D]
-        self.values = values[:, :, :N, :D]
-        # as attention reads them, with the columns of the bias
-        self._rows = (keys, values) if wide else None
-        # The same for all heads together, and how many rows each of them has there.
-        self.flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2)[:, :D])
-        self.rows_of_head = size[2]
-        self.bias = torch.full((*heads, N), -torch.inf, device=shape.device)
-        self.sink = slice(0, P0)
-        self.far = slice(P0, P0 + far)
-        self.near = slice(P0 + far, P0 + far + near)
-        self.started = False
-
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix, `[L, H, P0, D]` each. RuntimeError: the stream has started
-        already.
-        """
-        if self.started:
-            raise RuntimeError("the memory has its prompt prefix already")
-        self.keys[:, :, self.sink] = keys
-        self.values[:, :, self.sink] = values
-        self.bias[:, :, self.sink] = 0.0
-        self.started = True
-
-    @property
-    def flat_far(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of all heads together, from the first far slot on, `[n, D]`."""
-        keys, values = self.flat
-        return keys[self.far.start :], values[self.far.start :]
-
-    def find_far(self, prototypes: Tensor, of_head: int, shown_as: int = 1) -> Tensor:
-        """Return the rows of `flat_far` that show prototypes, `[n, shown_as]` int64.
-
-        `prototypes` `[n]` int64 count over all heads, of which each has `of_head`.
-        """
-        head = prototypes.div(of_head, rounding_mode="floor")
-        beside = self.rows_of_head - of_head * shown_as
-        if shown_as == 1:
-            return torch.add(prototypes, head, alpha=beside)[:, None]
-        first = torch.add(prototypes * shown_as, head, alpha=beside)
-        return first[:, None] + torch.arange(shown_as, device=first.device)
-
-    def context(
-        self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None
-    ) -> SlotContext:
-        """Return all slots, given stream positions: `near` `[near, P]` int64, and what returns `[L,
-        H, far, P]`.
-
-        Only the first `used` far slots may hold anything; None: all.
-        """
-
-        def positions() -> Tensor:
-            L, H = self.keys.shape[:2]
-            P0 = self.sink.stop
-            P = near.shape[1]
-            line = torch.arange(P0, device=near.device)[:, None].expand(P0, P)
-            parts = [line.expand(L, H, P0, P), near.expand(L, H, *near.shape)]
-            return torch.cat(parts if far is None else [parts[0], far(), parts[1]], 2)
-
-        if self._rows:
-            D = self.keys.shape[-1]
-            columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
-            self._rows[0][:, :, : columns.shape[2], D : D + columns.shape[-1]] = columns
-        end = self.far.stop if used is None else self.far.start + used
-        parts = (
-            (slice(None),) if end == self.far.stop else (slice(0, end), slice(self.far.stop, None))
-        )
-        return SlotContext(
-            self.keys, self.values, self.bias, self.far, positions, parts=parts, rows=self._rows
-        )
-
-    @staticmethod
-    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the prompt prefix."""
-        dims = (LAYER, "kv_head", "sink_token", "feature")
-        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
-        return (
-            TensorSpec("sink.keys", dims, size, shape.dtype, "keys of the prompt prefix, rotated"),
-            TensorSpec("sink.values", dims, size, shape.dtype, "values of the prompt prefix"),
-        )
-
-    def live_tensors(self) -> dict[str, Tensor]:
-        """Return the prompt prefix."""
-        return {
-            "sink.keys": self.keys[:, :, self.sink],
-            "sink.values": self.values[:, :, self.sink],
-        }
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the prompt prefix of a checked state."""
-        self.started = False
-        self.start(tensors["sink.keys"], tensors["sink.values"])
-
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return the bias of the prompt prefix, the columns of the bias of all slots, and what
-        stands behind these.
-        """
-        N, D = self.keys.shape[2:]
-        beside = [
-            part for rows in self._rows or () for part in (rows[:, :, :N, D:], rows[:, :, N:])
-        ]
-        return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": beside} if beside else {})
 
 
 @dataclass(frozen=True, slots=True)

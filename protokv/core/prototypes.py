@@ -8,6 +8,7 @@ anchor. Only those of prototypes that changed are written again.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -19,9 +20,10 @@ from typing_extensions import TypeVar
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.context import Context
 from protokv.core.memory import SingleDeviceMemory
-from protokv.core.near import ExactTokens, KVSlots, NearWindow, WindowMove
+from protokv.core.near import ExactTokens, NearWindow, WindowMove
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.settings import MemoryConfig
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
 from protokv.device.arrays import write_rows_
@@ -106,9 +108,9 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
 
     @classmethod
+    @abstractmethod
     def bank_type(cls, config: PrototypeT) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
-        return PrototypeBank
 
     def make_bank(self, config: PrototypeT, shape: MemoryShape) -> PrototypeBank:
         """Return an empty bank; the slots exist."""
@@ -182,9 +184,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         self._near.write(step)
         if self._rule is not None and len(leaving):
             self._rule.absorb_(self._far_tokens(leaving), step.step, self._near.told[2:])
-            self._rule.maintain_(
-                lambda: self._far_tokens(self._near.newest()).counted_only(), step.step
-            )
+            self._rule.maintain_(lambda: self._far_tokens(self._near.newest()), step.step)
 
     def _far_tokens(self, tokens: ExactTokens) -> FarTokens:
         """Return tokens as the bank takes them: the rotation of their keys removed."""
@@ -200,42 +200,35 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
     def _write_far(self) -> None:
         if not self._config.prototypes:
             return
-        slots = self._slots
-        S = self._config.slots_per_prototype
-        for rows in torch.split(self._bank.take_touched_(), max(1, _TOKENS_AT_ONCE // S)):
-            where = slots.find_far(rows, self._config.prototypes, S)
-            cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
-            keys, values = self._pseudo_tokens(rows)
-            keys = rotate(keys, cos[:, None], sin[:, None])
-            for held, new in zip(slots.flat_far, (keys, values), strict=True):
-                if new is None:
-                    continue
-                new = new.to(held.dtype).expand(*where.shape, -1)
-                write_rows_(held, where.view(-1), new.flatten(0, 1))
-        far = slots.bias[:, :, slots.far]
-        far.copy_(self._spread(self._compute_bias(self._bank.mass)))
+        at_once = max(1, _TOKENS_AT_ONCE // self._config.slots_per_prototype)
+        for rows in torch.split(self._bank.take_touched_(), at_once):
+            self._write_rows(rows)
+        self._slots.bias[:, :, self._slots.far] = self._compute_bias(self._bank.mass)
 
-    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return keys without rotation, and values, of prototypes `rows` `[n]`: `[n, 1, D]` or `[n,
-        S, D]` float32. No values: the bank holds them in the slots.
+    def _write_rows(self, rows: Tensor) -> None:
+        """Write the far slots that show prototypes `rows` `[n]`."""
+        keys, *values = self._bank.centers(rows)
+        anchors = self._bank.position.flatten(0, 2)[rows].round().long()
+        keys = rotate(keys, *self._rotary(anchors))
+        self._write_slots(self._slots.find_rows(rows, self._config.prototypes), [keys, *values])
+
+    def _write_slots(self, where: Tensor, given: Sequence[Tensor]) -> None:
+        """Write keys, and values if they are given, `[n, D]` float32, into far slots `where`
+        `[n]`.
         """
-        keys, values = self._bank.centers(rows)
-        return keys[:, None], values[:, None]
+        far = self._slots.rows_from(self._slots.far.start)
+        for held, new in zip(far, given, strict=False):
+            write_rows_(held, where, new.to(held.dtype))
 
     def _compute_bias(self, mass: Tensor) -> Tensor:
-        """Return the logit bias of prototypes of `mass`; log 0 = -inf hides free slots."""
+        """Return the logit bias of far slots, given the `mass` of prototypes; log 0 = -inf hides
+        free slots.
+        """
         return mass.log()
 
     def _anchors(self) -> Tensor:
-        """Return where the pseudo-tokens stand, `[L, H, K * S, P]` int64."""
-        return self._spread(self._bank.position.round().long())
-
-    def _spread(self, held: Tensor) -> Tensor:
-        """Return for each far slot `[L, H, K * S, ...]` what its prototype has in `held` `[L, H, K,
-        ...]`.
-        """
-        S = self._config.slots_per_prototype
-        return held if S == 1 else held.repeat_interleave(S, 2)
+        """Return where far slots stand, `[L, H, K, P]` int64."""
+        return self._bank.position.round().long()
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part; `context` is the pseudo-tokens, which are not part of a saved

@@ -1,2 +1,2 @@
-"""The device: captured calls (`graphs`), attention kernels (`kernels`), operations on rows
-(`arrays`)."""
+"""The device: captured calls (`graphs`), attention kernels (`kernels`), how slots and answers lie
+(`slots`, `answers`), operations on rows (`arrays`)."""

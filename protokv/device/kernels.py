@@ -70,8 +70,17 @@ def compute_biased_attention(
         # Columns are made for the usual scaling.
         columns = make_bias_columns(bias, scaling, keys.dtype)
         keys, values = append_bias_columns(keys[..., :D], values[..., :D], columns)
-    wide = append_ones(query) if wide is None else wide
-    if D + BIAS_COLUMNS > _FLASH or not has_flash(query.device):
+    return attend_wide(append_ones(query) if wide is None else wide, keys, values, D, scaling)
+
+
+def attend_wide(
+    wide: Tensor, keys: Tensor, values: Tensor, features: int, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Return `compute_attention` of queries of `append_ones`, over keys that have the columns of
+    their bias, in the first `features`.
+    """
+    D = features
+    if D + BIAS_COLUMNS > _FLASH or not has_flash(wide.device):
         out, lse = compute_attention(wide, keys, values, None, scaling)
         return out[..., :D], lse
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
@@ -129,6 +138,18 @@ def make_bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tenso
         columns.append(rest.clamp(min=_FREE).to(dtype))
         rest = rest - columns[-1]
     return torch.stack(columns, -1)
+
+
+def stack_queries(query: Tensor, heads: int) -> tuple[Tensor, Tensor | None]:
+    """Return queries `[Hq, T, D]` as those of so many heads, `[H, groups * T, D]`, and the same by
+    `append_ones` if slots are read so.
+    """
+    D = query.shape[2]
+    if not uses_bias_columns(D, query.dtype, query.device):
+        return query.reshape(heads, -1, D), None
+    # One copy stacks them, too.
+    wide = append_ones(query).view(heads, -1, D + BIAS_COLUMNS)
+    return wide[..., :D], wide
 
 
 def append_ones(query: Tensor) -> Tensor:

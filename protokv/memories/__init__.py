@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from protokv.memories.hermes import HermesConfig as HermesConfig
     from protokv.memories.infinipot_v import InfiniPotVConfig as InfiniPotVConfig
     from protokv.memories.last_frames import LastFramesConfig as LastFramesConfig
-    from protokv.memories.paper.rule import ContinuityConfig as ContinuityConfig
-    from protokv.memories.paper.rule import PaperConfig as PaperConfig
+    from protokv.memories.paper.settings import ContinuityConfig as ContinuityConfig
+    from protokv.memories.paper.settings import PaperConfig as PaperConfig
     from protokv.memories.rekv import ReKVConfig as ReKVConfig
     from protokv.memories.reservoir import FirstTokensConfig as FirstTokensConfig
     from protokv.memories.reservoir import RandomTokensConfig as RandomTokensConfig

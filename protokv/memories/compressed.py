@@ -24,9 +24,9 @@ from typing_extensions import TypeVar
 
 from protokv.core.context import Context
 from protokv.core.memory import SingleDeviceMemory
-from protokv.core.near import KVSlots
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt

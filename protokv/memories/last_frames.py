@@ -23,8 +23,9 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from protokv.core.context import Context, PositionFacts, SlotContext
-from protokv.core.near import KVSlots, NearWindow
+from protokv.core.near import NearWindow
 from protokv.core.settings import MOST_BUDGET, MemoryConfig
+from protokv.core.slots import KVSlots
 from protokv.memories.window import SlidingWindow
 
 

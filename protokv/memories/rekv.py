@@ -38,7 +38,7 @@ from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec, count_bytes
-from protokv.device import kernels
+from protokv.device.slots import widen
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
 
@@ -385,10 +385,8 @@ class RetrievalContext(Context):
                 self.packed.rotary,
             )
             keys[:, P0 : P0 + n] = moved
-        if kernels.uses_bias_columns(D, keys.dtype, keys.device):
-            # Once for all tokens of an answer.
-            columns = kernels.make_bias_columns(bias, D**-0.5, keys.dtype)
-            keys, values = kernels.append_bias_columns(keys, values, columns)
+        # Once for all tokens of an answer.
+        keys, values = widen(keys, values, bias)
         return KVSegment(keys, values, bias)
 
     def _most_positions(self, components: Sequence[int]) -> int:

@@ -12,9 +12,10 @@ from typing_extensions import TypeVar
 
 from protokv.core.context import Context
 from protokv.core.memory import SingleDeviceMemory
-from protokv.core.near import KVSlots, NearWindow
+from protokv.core.near import NearWindow
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 

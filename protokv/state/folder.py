@@ -12,6 +12,7 @@ from typing import Any
 
 from protokv.bucket import list_bucket
 from protokv.errors import ConfigError, StateError, StateNotFound
+from protokv.slots import SLOTS_SUFFIX
 from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
@@ -51,7 +52,12 @@ def find_states(place: str) -> list[str]:
     is none.
     """
     listed = list_bucket(place) if is_remote_state(place) else _walk(Path(place))
-    if not (found := sorted(path for name, path in listed if name.endswith(tuple(STATE_FORMS)))):
+    found = sorted(
+        path
+        for name, path in listed
+        if name.endswith(tuple(STATE_FORMS)) and not name.endswith(SLOTS_SUFFIX)
+    )
+    if not found:
         raise StateNotFound(
             f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/"
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.backbone import Backbone, ChatTurn
-from protokv.core.context import CachedContext
+from protokv.core.context import CachedContext, Context
 from protokv.core.decoding import (
     Decoding,
     Detokenizer,
@@ -214,18 +214,12 @@ class AskedStream(Stream):
         placement = self.placement
         ids = backbone.question_ids(question)[0] if isinstance(question, str) else question
         prelude = self.recent.steps
-        ends_with_words = self.clock == self.words_end
         if room is not None:
-            differs = bool(prelude) or ends_with_words
+            differs = bool(prelude) or self.clock == self.words_end
             reading = self._reader.read(self, ids, room, differs=differs)
             if reading is not None:
                 return reading
-        context = self.recent.hide(self.memory.recall())
-        clock = self.clock
-        if ends_with_words and self.memory.hides_recent and not prelude:
-            ids, context, clock = backbone.after_words(ids, context, clock)
-        context = placement.place(context, clock.next_position)
-        start = placement.text_start(context, clock)
+        ids, context, start = self.aim(ids)
         cache = self.cache.fork(CachedContext(context))
         again = backbone.text_positions(0, 0)
         if prelude:
@@ -240,6 +234,18 @@ class AskedStream(Stream):
         hidden = backbone.forward(backbone.embed_text(ids), where, cache)
         logits = backbone.logits(hidden if whole else hidden[-1:])
         return QuestionLogits(logits, cache, start + len(ids), again)
+
+    def aim(self, ids: list[int]) -> tuple[list[int], Context, int]:
+        """Return the ids of a question as they are forwarded, what they attend to, and the position
+        of the first one.
+        """
+        context = self.recent.hide(self.memory.recall())
+        clock = self.clock
+        ends_with_words = self.clock == self.words_end
+        if ends_with_words and self.memory.hides_recent and not self.recent.steps:
+            ids, context, clock = self.backbone.after_words(ids, context, clock)
+        context = self.placement.place(context, clock.next_position)
+        return ids, context, self.placement.text_start(context, clock)
 
 
 def _choose(

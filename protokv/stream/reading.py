@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.core.attention import AnswerBuffer, TokenCache
+from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone
-from protokv.core.context import ANSWER_ROWS, CachedContext, Context
+from protokv.core.context import CachedContext, Context
 from protokv.core.layers import LayerKind
 from protokv.core.parts import SessionView
+from protokv.device.answers import AnswerBuffer
 from protokv.device.graphs import Graphs
+from protokv.device.slots import ANSWER_ROWS
 
 _LEAST_QUESTION: Final = 32
 _MOST_ROOM = 4096
@@ -98,12 +100,11 @@ class QuestionForwarder:
         if self.graphs.how["context"] != "graph":
             return None
         if self.cache is None or self._room.capacity < needed:
-            rows = context.answer_rows() if needed <= ANSWER_ROWS else None
             capacity = max(ANSWER_ROWS, 1 << (needed - 1).bit_length())
-            self._room = AnswerBuffer(capacity, self._backbone.device, rows)
+            self._room = AnswerBuffer(capacity, self._backbone.device, context.wide)
             self.cache = session.cache.fork(context)
             for layer in self.cache.memory_layers:
-                layer.room = self._room
+                layer.answer = self._room
         self.cache.take(session.cache)
         start = told[1] if context.next_position is None else context.next_position
         given = embedded, told[:1], start.view(1)

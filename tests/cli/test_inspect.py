@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from protokv.slots import SlotsFile
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from protokv_cli.exits import ExitCode
@@ -192,3 +193,33 @@ def test_a_damaged_state_is_refused_unless_digests_are_skipped(
         in protokv("inspect", state, "--no-verify", "-f", "table").out
     )
     assert protokv("query", state, "what is first ?", "--no-verify").code == 0
+
+
+def test_a_state_is_written_as_plain_tensors_for_engines_and_these_are_no_state(
+    protokv: Program, state: Path
+) -> None:
+    target = protokv.folder / "states/clip.kv.safetensors"
+    target.parent.mkdir()
+    own = protokv.environment.pop("PROTOKV_MODEL")
+    refused = protokv("inspect", state, "-o", target)
+    assert (refused.code, refused.out) == (ExitCode.FAILURE, "")
+    assert "name it yourself: --model" in refused.err
+    (document,) = protokv("inspect", state, "-o", target, "-m", own, "--json").rows()
+    assert document["output"] == str(target)
+    assert document["bytes"] == target.stat().st_size
+    assert SlotsFile(target).head.slots == document["slots"] <= 24 + 10
+    shutil.copy(state, target.parent)
+    (row,) = protokv("inspect", target.parent, "--json").rows()
+    assert Path(row["state"]).name == state.name
+    assert protokv("inspect", target).code == ExitCode.CORRUPT
+
+
+def test_a_memory_that_chooses_by_the_question_is_no_plain_tensors(
+    protokv: Program, watched: Callable[..., Path]
+) -> None:
+    state = watched("--memory", "rekv")
+    target = protokv.folder / "clip.kv.safetensors"
+    refused = protokv("inspect", state, "-o", target)
+    assert refused.code == ExitCode.USAGE
+    assert "rekv chooses by the question" in refused.err
+    assert not target.exists()

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.attention import AnswerBuffer, TokenCache, attend
-from protokv.core.context import ANSWER_ROWS, EMPTY_BIAS, KVSegment, SlotContext
+from protokv.core.attention import TokenCache, attend
+from protokv.core.context import EMPTY_BIAS, KVSegment, SlotContext
 from protokv.core.rotary import rotate
 from protokv.device import kernels
+from protokv.device.answers import AnswerBuffer
+from protokv.device.slots import ANSWER_ROWS
 from protokv.stream.evidence import measure_attention_weights
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
@@ -260,13 +262,13 @@ def test_a_token_sees_slots_and_answer_as_one(
     wide = [torch.cat(both, 1) for both in zip((keys, values), empty, strict=True)]
     rows = kernels.append_bias_columns(wide[0], wide[1], torch.cat((columns, behind), 1))
     context = SlotContext(
-        keys[None], values[None], bias[None], slice(0), rows=(rows[0][None], rows[1][None])
+        keys[None], values[None], bias[None], slice(0), wide=(rows[0][None], rows[1][None])
     )
-    room = AnswerBuffer(ANSWER_ROWS, CPU, context.answer_rows())
+    room = AnswerBuffer(ANSWER_ROWS, CPU, context.wide)
     cache = TokenCache(1)
     said: list[Tensor] = []
     cache.context = context
-    cache.layers[0].room = room
+    cache.layers[0].answer = room
     # A question with padding behind it, and three tokens, each over what nobody sees.
     for count in (asked, 1, 1, 1):
         more = padding if not said else 0

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core.near import KVSlots, NearWindow
+from protokv.core.near import NearWindow
+from protokv.core.slots import KVSlots
 from tests.core.streams import World, shape_of
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=25)

@@ -19,7 +19,11 @@ from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories.paper import residuals as quantizer
-from protokv.memories.paper.rule import MERGE_PASSES, make_paper_merge_order, make_paper_seed
+from protokv.memories.paper.maintenance import (
+    MERGE_PASSES,
+    make_paper_merge_order,
+    make_paper_seed,
+)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
-from protokv.core.near import KVSlots
+from protokv.core.slots import KVSlots
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, count_bytes
 from protokv.device.arrays import slice_rows, write_rows_
 from protokv.memories.durable.quantized import (
@@ -52,14 +52,12 @@ class DurableBank(PrototypeBank):
 
     @classmethod
     def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
-        """Declare a bank of K prototypes without places in the picture."""
+        """Declare a bank of K prototypes, whose numbers are narrow."""
         narrow = dict.fromkeys(("bank.mass", "bank.last_step", "bank.position"), torch.int32)
-        used = (
-            one
+        return tuple(
+            replace(one, dtype=narrow.get(one.name, one.dtype))
             for one in super().declare(shape, prototypes)
-            if one.name not in ("bank.mean", "bank.covariance")
         )
-        return tuple(replace(one, dtype=narrow.get(one.name, one.dtype)) for one in used)
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
         centers = torch.zeros(size, device=shape.device)
@@ -84,10 +82,9 @@ class DurableBank(PrototypeBank):
         """Return the centres [key; value] of prototypes `rows` `[m]`, `[m, 2 D]` float32."""
         return self._centers.index_select(0, rows)
 
-    def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[n, D]` float32 of prototypes `rows` `[n]`."""
-        keys, values = self.read(rows).chunk(2, -1)
-        return keys, values
+    def centers(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return keys and values of prototypes `rows`."""
+        return self.read(rows).chunk(2, -1)
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Replace the centres of prototypes `rows` `[m]`, given the masses `[m]`; return them as
@@ -112,7 +109,7 @@ class QuantizedBank(DurableBank):
         """Make a bank of free prototypes, whose values are those of the far `slots`."""
         super().__init__(shape, prototypes)
         self._slots = slots
-        self._values = slots.flat_far[1]
+        self._values = slots.rows_from(slots.far.start)[1]
         self._found_rows: Tensor | None = None
         self._found_slots = self.opened
 
@@ -157,19 +154,18 @@ class QuantizedBank(DurableBank):
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""
         values = self._values.index_select(0, self._find_slots(rows))
-        return torch.cat((self.read_keys(rows), values.float()), 1)
+        return torch.cat((self.centers(rows)[0], values.float()), 1)
 
-    def read_keys(self, rows: Tensor) -> Tensor:
-        """Return the keys of prototypes `rows` `[m]`, `[m, D]` float32."""
-        return dequantize_vectors(
-            self._codes.index_select(0, rows), self._exponents.index_select(0, rows)
-        )
+    def centers(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the keys of prototypes `rows`, decoded."""
+        codes = self._codes.index_select(0, rows)
+        return (dequantize_vectors(codes, self._exponents.index_select(0, rows)),)
 
     def _find_slots(self, rows: Tensor) -> Tensor:
         # The rows that a step reads are the same tensor that it writes afterwards.
         if rows is not self._found_rows:
             self._found_rows = rows
-            self._found_slots = self._slots.find_far(rows, self.mass.shape[2]).squeeze(1)
+            self._found_slots = self._slots.find_rows(rows, self.mass.shape[2])
         return self._found_slots
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:

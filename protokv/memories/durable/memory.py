@@ -13,9 +13,9 @@ from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
 from protokv.core.context import Context
-from protokv.core.near import KVSlots
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
@@ -125,12 +125,6 @@ class DurableMemory(PrototypeMemory[DurableConfig]):
         if config.center_bits == 8:
             return QuantizedBank(shape, config.prototypes, self._slots)
         return DurableBank(shape, config.prototypes)
-
-    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        bank = self._bank
-        if isinstance(bank, QuantizedBank):
-            return bank.read_keys(rows)[:, None], None
-        return super()._pseudo_tokens(rows)
 
     @classmethod
     def bank_type(cls, config: DurableConfig) -> type[PrototypeBank]:

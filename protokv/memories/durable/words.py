@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from protokv.core.near import KVSlots
 from protokv.core.prototypes import PrototypeMemory
+from protokv.core.slots import KVSlots
 from protokv.core.tensors import SLOTS, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 

@@ -1,5 +1,5 @@
-"""`PaperPrototypeMemory`: the paper's memory, and that of `continuity`. The rule and the settings
-are in `rule`.
+"""`PaperPrototypeMemory`: the paper's memory, and that of `continuity`. The rule is
+in `rule`, the settings are in `settings`.
 
 A pseudo-token is a centre and one of the likeliest residuals of its prototype (Algorithm 4).
 """
@@ -10,13 +10,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from protokv.core.bank import PrototypeBank
 from protokv.core.prototypes import PrototypeMemory
-from protokv.core.rotary import Rotary
+from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.memories.paper.bank import PaperBank
 from protokv.memories.paper.residuals import ResidualStats
-from protokv.memories.paper.rule import ContinuityConfig, PaperConfig, PaperPrototypeRule
+from protokv.memories.paper.rule import PaperPrototypeRule
+from protokv.memories.paper.settings import ContinuityConfig, PaperConfig
 
 __all__ = ["ContinuityConfig", "PaperConfig"]
 
@@ -43,22 +47,33 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
         """Return the holders of these."""
         return super().parts() if self._residuals is None else (*super().parts(), self._residuals)
 
-    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = super()._pseudo_tokens(rows)
-        assert values is not None
-        if self._residuals is None:
-            return keys, values
-        key_modes, value_modes = self._residuals.modes(rows, self._config.pseudo_tokens)
-        return keys + key_modes, values + value_modes
+    @classmethod
+    def bank_type(cls, config: PaperConfig) -> type[PrototypeBank]:
+        """Return the class of the bank."""
+        return PaperBank
+
+    def _write_rows(self, rows: Tensor) -> None:
+        """Write the S pseudo-tokens of prototypes `rows` `[n]`."""
+        S = self._config.pseudo_tokens
+        keys, values = (center[:, None].expand(-1, S, -1) for center in self._bank.centers(rows))
+        if self._residuals is not None:
+            key_modes, value_modes = self._residuals.modes(rows, S)
+            keys = keys + key_modes
+            values = values + value_modes
+        cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
+        keys = rotate(keys, cos[:, None], sin[:, None])
+        slots = rows[:, None] * S + torch.arange(S, device=rows.device)
+        where = self._slots.find_rows(slots.view(-1), self._config.prototypes * S)
+        self._write_slots(where, [keys.flatten(0, 1), values.flatten(0, 1)])
 
     def _compute_bias(self, mass: Tensor) -> Tensor:
-        if self._config.mass_bias == "off":
-            return (mass > 0).log()
-        return mass.log() - (
-            math.log(self._config.pseudo_tokens)
-            if self._config.mass_bias == "log_n_over_s"
-            else 0.0
-        )
+        S = self._config.pseudo_tokens
+        shared = math.log(S) if self._config.mass_bias == "log_n_over_s" else 0.0
+        bias = (mass > 0).log() if self._config.mass_bias == "off" else mass.log() - shared
+        return bias.repeat_interleave(S, 2)
+
+    def _anchors(self) -> Tensor:
+        return super()._anchors().repeat_interleave(self._config.pseudo_tokens, 2)
 
     def report(self) -> dict[str, Any]:
         """Return the report of every memory of this kind, and for each layer what its residual

@@ -180,7 +180,7 @@ def hide_older(context: Context, seconds: int | None) -> Context:
     live = context.bias > -torch.inf
     live[..., : context.far.start] = False
     old = live & (time <= int(time.masked_fill(~live, -1).max()) - seconds)
-    return replace(context, bias=context.bias.masked_fill(old, -torch.inf), rows=None)
+    return replace(context, bias=context.bias.masked_fill(old, -torch.inf), wide=None)
 
 
 def answer(session: Session, text: str, seconds: int | None) -> str:

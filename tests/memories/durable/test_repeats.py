@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank
-from protokv.core.near import KVSlots, NearWindow
+from protokv.core.near import NearWindow
+from protokv.core.slots import KVSlots
 from protokv.memories.durable.repeats import RepeatWeights
 from tests.core.streams import World, shape_of
 from tests.oracles.durable import weigh

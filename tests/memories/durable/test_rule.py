@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protokv.core.attention import attend
 from protokv.core.bank import FarTokens
-from protokv.core.near import KVSlots
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.device import arrays
 from protokv.memories.durable import repeats, rule

@@ -17,13 +17,13 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.bank import PrototypeBank
 from protokv.core.build import build_memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
+from protokv.memories.paper import assignment, maintenance
 from protokv.memories.paper import residuals as quantizer
-from protokv.memories.paper import rule as paper_rule
+from protokv.memories.paper.bank import PaperBank
 from protokv.memories.paper.memory import PaperPrototypeMemory
 from tests.core.streams import World, feed, shape_of, slots_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype
@@ -307,7 +307,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
         return memory.tensors()
 
     whole = state()
-    monkeypatch.setattr(paper_rule, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
     cut = state()
     for name, tensor in whole.items():
         torch.testing.assert_close(cut[name], tensor, **near(tensor, TERMS))
@@ -339,9 +339,9 @@ def test_tokens_meet_what_earlier_ones_of_their_step_moved(
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.001, 1.0, 0.0])
 def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
     masses = torch.tensor([*range(1, 2001), 10**6, 2**24])
-    bank = PrototypeBank(shape_of(layers=1), len(masses))
+    bank = PaperBank(shape_of(layers=1), len(masses))
     bank.mass[0, 0] = masses
-    paper_rule.decay_masses_(bank, None, step=121, config=PaperConfig(decay_rate=rate))
+    maintenance.decay_masses_(bank, None, step=121, config=PaperConfig(decay_rate=rate))
     kept = 1 - Fraction(str(rate))
     assert bank.mass[0, 0].tolist() == [math.floor(kept * mass) for mass in masses.tolist()]
 

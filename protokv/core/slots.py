@@ -1,0 +1,92 @@
+"""`KVSlots`: the slots that attention reads, `[prompt prefix | far | near]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from protokv.core.context import SlotContext
+from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.device.slots import SlotRows
+
+
+class KVSlots(SlotRows, StateTensors):
+    """Keys and values `[L, H, P0 + far + near, D]` with a logit bias a slot, all free at first but
+    for the prefix.
+    """
+
+    def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
+        P0 = shape.sink_tokens
+        N = P0 + far + near
+        size = (shape.layers, shape.kv_heads, N, shape.head_size)
+        super().__init__(size, shape.dtype, shape.device)
+        self.sink = slice(0, P0)
+        self.far = slice(P0, P0 + far)
+        self.near = slice(P0 + far, N)
+        self.started = False
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix, `[L, H, P0, D]` each. RuntimeError: the stream has started
+        already.
+        """
+        if self.started:
+            raise RuntimeError("the memory has its prompt prefix already")
+        self.keys[:, :, self.sink] = keys
+        self.values[:, :, self.sink] = values
+        self.bias[:, :, self.sink] = 0.0
+        self.started = True
+
+    def context(
+        self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None
+    ) -> SlotContext:
+        """Return all slots, given stream positions: `near` `[near, P]` int64, and what returns `[L,
+        H, far, P]`.
+
+        Only the first `used` far slots may hold anything; None: all.
+        """
+
+        def positions() -> Tensor:
+            L, H = self.keys.shape[:2]
+            P0 = self.sink.stop
+            P = near.shape[1]
+            line = torch.arange(P0, device=near.device)[:, None].expand(P0, P)
+            parts = [line.expand(L, H, P0, P), near.expand(L, H, *near.shape)]
+            return torch.cat(parts if far is None else [parts[0], far(), parts[1]], 2)
+
+        end = self.far.stop if used is None else self.far.start + used
+        parts = (
+            (slice(None),) if end == self.far.stop else (slice(0, end), slice(self.far.stop, None))
+        )
+        wide = self.read()
+        return SlotContext(
+            self.keys, self.values, self.bias, self.far, positions, parts=parts, wide=wide
+        )
+
+    @staticmethod
+    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the prompt prefix."""
+        dims = (LAYER, "kv_head", "sink_token", "feature")
+        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
+        return (
+            TensorSpec("sink.keys", dims, size, shape.dtype, "keys of the prompt prefix, rotated"),
+            TensorSpec("sink.values", dims, size, shape.dtype, "values of the prompt prefix"),
+        )
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """Return the prompt prefix."""
+        return {
+            "sink.keys": self.keys[:, :, self.sink],
+            "sink.values": self.values[:, :, self.sink],
+        }
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the prompt prefix of a checked state."""
+        self.started = False
+        self.start(tensors["sink.keys"], tensors["sink.values"])
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return the bias of the prompt prefix, and what is held beside all slots."""
+        beside = self.beside()
+        return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": beside} if beside else {})

@@ -1,0 +1,73 @@
+"""`AnswerBuffer`: the tokens of a question and its answer in buffers of one size, so that
+forwarding them is the same operations, wherever they stand.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from protokv.device import kernels
+from protokv.device.slots import ANSWER_ROWS
+
+
+class AnswerBuffer:
+    """Keys and values of so many tokens in each layer; they grow from the front."""
+
+    slots: Tensor  # places of the tokens being forwarded, `[T]` int64
+    mask: Tensor  # which places each of them sees, `[T, capacity]` bool
+
+    def __init__(
+        self, capacity: int, device: torch.device, wide: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Make room for `capacity` tokens, behind the slots of `SlotRows.read` if they are given
+        and it is at most `ANSWER_ROWS`.
+        """
+        self.capacity = capacity
+        self._wide = wide if capacity <= ANSWER_ROWS else None
+        # The position of the first token, and how many there are before those being forwarded.
+        self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
+        self._line = torch.arange(capacity, device=device)
+
+    def enter(self, tokens: int) -> None:
+        """Say how many tokens are forwarded next. What they see is read from the device."""
+        self.slots = self.begin + self._line[:tokens]
+        self.mask = self._line <= self.slots[:, None]
+        if self._wide is not None:
+            hidden = self._line > self.slots[-1]
+            kernels.hide_rows_(self._wide[0][:, :, -ANSWER_ROWS:], hidden)
+
+    def write(
+        self, layer: int, held: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Write keys and values `[..., H, T, D]` of a layer into those that this returned the last
+        time, None: the first one; return all, `[..., H, capacity, D]`.
+        """
+        if held is None:
+            size = (*keys.shape[:-2], self.capacity, keys.shape[-1])
+            if self._wide is None:
+                held = keys.new_zeros(size), values.new_zeros(size)
+            else:
+                behind, after = (
+                    one[layer, ..., -ANSWER_ROWS:, : size[-1]].expand(size) for one in self._wide
+                )
+                held = behind, after
+        held[0].index_copy_(-2, self.slots, keys)
+        held[1].index_copy_(-2, self.slots, values)
+        return held
+
+    def sees_slots(self, query: Tensor, scaling: float) -> bool:
+        """Return whether `attend` serves a query `[Hq, T, D]`. Columns of a bias are made for the
+        usual scaling.
+        """
+        _, T, D = query.shape
+        return self._wide is not None and T == 1 and scaling == D**-0.5
+
+    def attend(self, layer: int, query: Tensor, scaling: float) -> Tensor:
+        """Attend with one token `[Hq, 1, D]` to the slots of a layer and to all tokens so far."""
+        assert self._wide is not None
+        keys, values = (one[layer] for one in self._wide)
+        stacked, wide = kernels.stack_queries(query, keys.shape[0])
+        assert wide is not None
+        out, _ = kernels.attend_wide(wide, keys, values, stacked.shape[-1], scaling)
+        return out.reshape(query.shape)

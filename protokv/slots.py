@@ -1,0 +1,112 @@
+"""A state as plain tensors, for engines of others: the file, and what its head says.
+
+The tensors are `keys` and `values` `[L, N, H, D]`, `bias` `[L, N, H]` float32, added to the logits,
+and `positions` `[L, N, H, P]` int64, where the slots stood in the stream. Keys are turned so that a
+question stands at the position N, in all components, and slots count as the positions before it.
+`protokv.stream.slots` makes them. This file needs torch and safetensors alone, so that it works in
+the environment of an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from protokv.errors import StateCorrupt, StateNotFound, escape_text
+
+SLOTS_SUFFIX = ".kv.safetensors"
+
+_KEY = "protokv_slots"  # of the head, in the metadata of the file
+_VERSION = 1
+_RANKS = {"keys": 4, "values": 4, "bias": 3, "positions": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsHead:
+    """What a file of slots says of itself, and all that an engine must check."""
+
+    slots: int  # N
+    commit: str  # tells commits of states apart; SHA-256 of the header of the state
+    model: str  # name of the model that made the state
+    family: str  # `model_type` of its config
+    dtype: str
+    weights_digest: str  # as in the header of a state
+    biased: bool  # whether a slot has another bias than 0
+    digest: str = ""  # SHA-256 of the bytes of the tensors, in the order of their names
+    version: int = _VERSION
+
+
+def write_slots(
+    path: str | os.PathLike[str], head: SlotsHead, tensors: Mapping[str, Tensor]
+) -> int:
+    """Write the file so that the path holds the old or the new one whole; return its bytes.
+    OSError.
+    """
+    named = asdict(head) | {"digest": _digest(tensors)}
+    made = Path(f"{os.fspath(path)}.partial")
+    save_file(dict(tensors), made, metadata={_KEY: json.dumps(named)})
+    made.replace(path)
+    return Path(path).stat().st_size
+
+
+class SlotsFile:
+    """A file of slots whose head was checked. Rows of its tensors are read when they are asked
+    for.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a file. StateNotFound: it is not there. StateCorrupt: it is none, or cut off."""
+        self.path = Path(path)
+        try:
+            opened: Any = safe_open(self.path, framework="pt")
+            document = json.loads((opened.metadata() or {})[_KEY])
+            self.head = SlotsHead(**{one.name: document[one.name] for one in fields(SlotsHead)})
+            self._slices = {name: opened.get_slice(name) for name in _RANKS}
+            shapes = {name: tuple(one.get_shape()) for name, one in self._slices.items()}
+            self._file = opened
+        except FileNotFoundError:
+            raise StateNotFound(f"there is no file {self.path}") from None
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise StateCorrupt(
+                f"{self.path} has no slots of a state ({escape_text(error)})",
+                hint="write it again: protokv inspect STATE -o NAME" + SLOTS_SUFFIX,
+            ) from None
+        if self.head.version != _VERSION:
+            raise StateCorrupt(f"{self.path} is of version {self.head.version}, this reads 1")
+        self.layers, slots, self.kv_heads, self.head_size = shapes["keys"]
+        alike = all(
+            len(shape) == _RANKS[name] and shape[:3] == shapes["keys"][:3]
+            for name, shape in shapes.items()
+        )
+        if not alike or slots != self.head.slots or shapes["values"] != shapes["keys"]:
+            raise StateCorrupt(f"{self.path}: its tensors have shapes that do not fit each other")
+
+    def read(self, layer: int, name: str, start: int = 0, end: int | None = None) -> Tensor:
+        """Return the slots from `start` to `end` of a tensor of one layer."""
+        found: Tensor = self._slices[name][layer, start : self.head.slots if end is None else end]
+        return found
+
+    def verify(self) -> None:
+        """Read every byte. StateCorrupt: they are not those that were written."""
+        if _digest({name: self._file.get_tensor(name) for name in _RANKS}) != self.head.digest:
+            raise StateCorrupt(
+                f"{self.path}: its bytes are not those that were written",
+                hint="write it again: protokv inspect STATE -o NAME" + SLOTS_SUFFIX,
+            )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for _, tensor in sorted(tensors.items()):
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,194 @@
+"""The slots of a state, read by transformers' own attention, answer as the session does; what
+chooses by the question is refused; a damaged file is found.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, DynamicCache
+
+from protokv.backbones import load_backbone
+from protokv.backbones.stream_cache import CACHE_ARGUMENT
+from protokv.core.backbone import Backbone
+from protokv.errors import ConfigError, StateCorrupt, StateNotFound
+from protokv.memories import MemoryConfig
+from protokv.slots import SlotsFile
+from protokv.stream.session import Session
+from protokv.stream.slots import count_slots, export_slots, find_lead, make_slots
+from protokv.words.transcript import Transcript
+from tests.backbones.tiny import BUILDERS
+from tests.conftest import random_frames, watched
+from tests.tolerance import near_logits
+
+QUESTION = "who is the star ?"
+SERVED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "smolvlm", "internvl")
+FIXED = ("durable", "paper", "continuity", "infinipot-v", "hermes", "dycoke", "last-frames")
+OTHERS = ("first-tokens", "random", "sliding-window", "full")
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Backbone:
+    return load_backbone(str(folder), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@torch.no_grad()
+def read_plainly(model: Any, tensors: dict[str, torch.Tensor], session: Session) -> torch.Tensor:
+    """Return the logits of a question by transformers alone: its cache holds the slots, its mask
+    their bias, and the question stands behind them.
+    """
+    cache = DynamicCache()
+    ids = session.aim(session.backbone.question_ids(QUESTION)[0])[0]
+    ids = ids[len(session.aim(find_lead(session))[0]) :]
+    N = tensors["keys"].shape[1]
+    masks = []
+    T = len(ids)
+    groups = model.config.get_text_config().num_attention_heads // tensors["keys"].shape[2]
+    for layer, (keys, values, bias) in enumerate(
+        zip(tensors["keys"], tensors["values"], tensors["bias"], strict=True)
+    ):
+        cache.update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None], layer)
+        hidden = torch.full((T, T), -torch.inf).triu(1)
+        seen = bias.T.clamp(min=-1e30).repeat_interleave(groups, 0)[:, None].expand(-1, T, -1)
+        masks.append(torch.cat((seen, hidden.expand(len(seen), -1, -1)), -1)[None])
+    language = model.get_decoder()
+    for layer, mask in zip(language.layers, masks, strict=True):
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, given, named, mask=mask: (given, named | {"attention_mask": mask}),
+            with_kwargs=True,
+        )
+    where = torch.arange(N, N + T)[None]
+    if hasattr(language.rotary_emb, "mrope_section"):
+        where = where.expand(3, 1, -1)
+    hidden = language(
+        inputs_embeds=model.get_input_embeddings()(torch.tensor([ids])),
+        position_ids=where,
+        attention_mask=masks[0],
+        **{CACHE_ARGUMENT: cache},
+    ).last_hidden_state[0]
+    for layer in language.layers:
+        layer.self_attn._forward_pre_hooks.clear()
+        layer.self_attn._forward_pre_hooks_with_kwargs.clear()
+    found: torch.Tensor = model.get_output_embeddings()(hidden)
+    return found
+
+
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+@pytest.mark.parametrize("memory", ["durable", "sliding-window"])
+def test_a_question_behind_the_slots_has_the_logits_of_the_session(
+    model: Any, backbone: Backbone, memory: str, positions: str
+) -> None:
+    session = watched(
+        backbone, MemoryConfig.of(memory, budget=41).with_fields({"positions": positions}), range(9)
+    )
+    tensors = make_slots(session)
+    assert count_slots(session) == tensors["keys"].shape[1] < session.clock.tokens_seen
+    expected = session.prefill(QUESTION)
+    found = read_plainly(model, tensors, session)
+    expected = expected[-len(found) :]
+    torch.testing.assert_close(found, expected, **near_logits(session, expected))
+
+
+@pytest.mark.parametrize("folder", ["qwen2_5_vl"], indirect=True, scope="module")
+class TestEveryMemory:
+    @pytest.mark.parametrize("memory", FIXED + OTHERS)
+    def test_of_a_fixed_set_has_slots_with_the_same_answer(
+        self, model: Any, backbone: Backbone, memory: str
+    ) -> None:
+        session = watched(backbone, MemoryConfig.of(memory, budget=41), range(9))
+        expected = session.prefill(QUESTION)
+        found = read_plainly(model, make_slots(session), session)
+        torch.testing.assert_close(found, expected, **near_logits(session, expected))
+
+    def test_that_chooses_by_the_question_is_refused(self, backbone: Backbone) -> None:
+        session = watched(backbone, MemoryConfig.of("rekv", budget=41), range(5))
+        with pytest.raises(ConfigError, match="rekv chooses by the question"):
+            make_slots(session)
+
+    def test_that_is_read_again_is_refused(self, backbone: Backbone) -> None:
+        config = MemoryConfig.of("durable", budget=41).with_fields({"recent_frames": 2})
+        with pytest.raises(ConfigError, match="read again"):
+            count_slots(watched(backbone, config, range(5)))
+
+    def test_words_at_the_end_leave_out_what_they_opened(
+        self, model: Any, backbone: Backbone
+    ) -> None:
+        session = Session.start(
+            backbone, MemoryConfig.of("sliding-window", budget=41), attachments=[Transcript()]
+        )
+        for seed in range(6):
+            session.watch(random_frames(seed), words=["red star"] if seed in (0, 5) else [])
+        expected = session.prefill(QUESTION)
+        found = read_plainly(model, make_slots(session), session)
+        torch.testing.assert_close(found, expected, **near_logits(session, expected))
+
+    def test_the_file_needs_no_weights_and_says_of_which_commit_it_is(
+        self, folder: Path, backbone: Backbone, tmp_path: Path
+    ) -> None:
+        session = watched(backbone, MemoryConfig.of("durable", budget=41), range(9))
+        path = tmp_path / "talk.safetensors"
+        session.save(path)
+        document = export_slots(path, tmp_path / "talk.kv.safetensors", backbone=str(folder))
+        found = SlotsFile(tmp_path / "talk.kv.safetensors")
+        found.verify()
+        assert document["slots"] == found.head.slots == count_slots(session)
+        assert found.head.biased
+        assert found.head.weights_digest == backbone.identity.weights_digest
+        for name, tensor in make_slots(session).items():
+            for layer in range(found.layers):
+                assert torch.equal(found.read(layer, name, 3, 17), tensor[layer, 3:17])
+        session.watch(random_frames(99))
+        session.save(path)
+        export_slots(path, tmp_path / "talk.kv.safetensors", backbone=str(folder))
+        assert SlotsFile(tmp_path / "talk.kv.safetensors").head.commit != found.head.commit
+
+    def test_damage_is_found(self, folder: Path, backbone: Backbone, tmp_path: Path) -> None:
+        session = watched(backbone, MemoryConfig.of("durable", budget=41), range(4))
+        session.save(tmp_path / "talk.safetensors")
+        path = tmp_path / "talk.kv.safetensors"
+        export_slots(tmp_path / "talk.safetensors", path, backbone=str(folder))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-7] + bytes([whole[-7] ^ 1]) + whole[-6:])
+        with pytest.raises(StateCorrupt, match="not those that were written"):
+            SlotsFile(path).verify()
+        for part in (b"", whole[:100], whole[:-3]):
+            path.write_bytes(part)
+            with pytest.raises(StateCorrupt, match="has no slots"):
+                SlotsFile(path)
+        with pytest.raises(StateCorrupt, match="has no slots"):
+            SlotsFile(tmp_path / "talk.safetensors")
+        with pytest.raises(StateNotFound):
+            SlotsFile(tmp_path / "none.kv.safetensors")
+
+
+def test_layers_of_another_kind_are_refused(tmp_path: Path) -> None:
+    folder = BUILDERS["qwen3_5"](tmp_path)
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    with pytest.raises(ConfigError, match="without full attention"):
+        make_slots(watched(backbone, MemoryConfig.of("durable", budget=41), range(3)))
+
+
+def test_a_model_without_weights_has_the_prompts_and_angles_of_the_whole_one(
+    folder: Path, backbone: Backbone
+) -> None:
+    bare = load_backbone(str(folder), device="meta", dtype="float32")
+    assert bare.identity == backbone.identity
+    assert bare.question_ids(QUESTION) == backbone.question_ids(QUESTION)
+    assert bare.prefix_ids == backbone.prefix_ids
+    assert bare.decoding == backbone.decoding
+    where = torch.randint(0, 9999, (20, backbone.position_components))
+    for ours, theirs in zip(bare.rotary(where), backbone.rotary(where), strict=True):
+        assert torch.equal(ours, theirs)
