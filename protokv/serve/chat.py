@@ -42,6 +42,7 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _READ = """
 model messages stream stream_options temperature top_p presence_penalty frequency_penalty seed
 stop choices logprobs top_logprobs max_tokens max_completion_tokens evidence at
+at_most_wrong
 """
 # Fields that change no answer of a state.
 _HARMLESS = """
@@ -68,6 +69,8 @@ class ChatRequest:
     evidence: bool = False
     # the time of which a kept commit answers, as `query --at` takes it; None: the last one
     at: str | None = None
+    # give answers of which at most this share is wrong, and withhold the others
+    at_most_wrong: float | None = None
 
 
 def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
@@ -89,6 +92,7 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
         at=_read_time(data.get("at")),
+        at_most_wrong=_read_share(data.get("at_most_wrong")),
     )
 
 
@@ -99,6 +103,13 @@ def _read_time(at: object) -> str | None:
     if isinstance(at, bool) or not isinstance(at, int | float):
         raise ConfigError('at: expected seconds of the stream or a text, such as "12m" or "14:05"')
     return f"{at:.3f}"
+
+
+def _read_share(share: object) -> float | None:
+    """Return a share. ConfigError."""
+    if share is None or (isinstance(share, float) and 0 < share < 1):
+        return share
+    raise ConfigError("at_most_wrong: expected a share above 0 and below 1, such as 0.05")
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
@@ -311,6 +322,8 @@ def _extras(answer: Answer) -> dict[str, Any]:
     )
     if answer.probabilities is not None:
         found["probabilities"] = answer.probabilities
+    if answer.promise is not None:
+        found["promise"] = asdict(answer.promise)
     if answer.evidence is None:
         return found
     return {

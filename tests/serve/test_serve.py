@@ -264,6 +264,8 @@ BAD = [
     ({"reasoning_effort": "low"}, "reasoning_effort: no such field"),
     ({"extra_body": {"at": True}}, "at: expected seconds"),
     ({"extra_body": {"at": "noon"}}, "expected a length of time"),
+    ({"extra_body": {"at_most_wrong": "5%"}}, "at_most_wrong: expected a share"),
+    ({"extra_body": {"at_most_wrong": 0.05}}, "nothing is calibrated for"),
     ({"model": "nobody"}, "no state 'nobody'"),
     ({"model": "../door"}, "no state"),
 ]

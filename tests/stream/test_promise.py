@@ -4,6 +4,8 @@ from dataclasses import replace
 from fractions import Fraction
 from math import comb
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError
+from protokv.ingestion import StandingQuestion
+from protokv.ingestion.asking import StandingAsker
 from protokv.memories import DurableConfig
 from protokv.replay.calibrate import calibrate_answers, save_calibrations
 from protokv.replay.rows import AnswerRow
@@ -29,6 +33,9 @@ from protokv.stream.promise import (
 from protokv.stream.session import Session
 from tests.conftest import watched
 from tests.replay.rows import ROW
+
+if TYPE_CHECKING:
+    from protokv.video import Source
 
 TEXTS = ("What colour was the star?", "What colour was the disk?", "What colour was the ring?")
 
@@ -183,3 +190,16 @@ def test_rows_that_do_not_say_how_sure_they_are_cannot_calibrate() -> None:
     with pytest.raises(ConfigError, match="how sure"):
         calibrate_answers(rows)
     assert msgspec.convert(msgspec.to_builtins(rows[0]), AnswerRow) == rows[0]
+
+
+def test_a_standing_question_has_its_promise_in_its_news(session: Session, tmp_path: Path) -> None:
+    source = cast("Source", SimpleNamespace(info=SimpleNamespace(drawn=True)))
+    asked = StandingQuestion(TEXTS[0], every_s=1.0, at_most_wrong=0.2, calibrations=str(tmp_path))
+    with pytest.raises(ConfigError, match="nothing is calibrated"):
+        StandingAsker(session, [asked], [], source)
+    calibrate(session, tmp_path, 0.0)
+    (news,) = StandingAsker(session, [asked], [], source).ask_due(0.0)
+    assert news.answer == UNKNOWN
+    assert news.promise is not None
+    assert (news.promise.known, news.promise.why) == (False, "not sure enough")
+    assert news.evidence
