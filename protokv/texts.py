@@ -12,6 +12,9 @@ import msgspec
 
 from protokv.errors import QuestionError
 
+JsonObject = dict[str, Any]
+"""An object of JSON: its values are plain."""
+
 # A token seldom has more than ten characters, and no question has more than 4,096 tokens.
 MOST_QUESTION_CHARACTERS = 1 << 16
 

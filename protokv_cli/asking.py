@@ -15,10 +15,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+import msgspec
 import typer
 
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
-from protokv.texts import check_question_text, parse_strict_json, shorten_text
+from protokv.texts import JsonObject, check_question_text, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, Flags, check_options, option, read_option
 from protokv_cli.output import Output, format_time, round_timings
@@ -51,6 +52,14 @@ class UserQuestion:
 
     def __post_init__(self) -> None:
         check_question_text(self.text)
+
+
+class _Line(msgspec.Struct):
+    """A question in JSON, and the answer that is expected if there is one."""
+
+    question: str
+    answer: str | None = None
+    id: str | int | None = None
 
 
 class QuestionErrors:
@@ -132,15 +141,10 @@ def _parse(line: str, where: str) -> UserQuestion:
     if not line.startswith("{"):
         return UserQuestion(line, where=where)
     try:
-        row = parse_strict_json(line)
-    except ValueError as error:
-        raise QuestionError(f"not a JSON object: {error}", hint=_HINT) from error
-    question = row.get("question")
-    expected = row.get("answer")
-    if not isinstance(question, str) or not isinstance(expected, str | None):
-        raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
-    name = row.get("id")
-    return UserQuestion(question, expected, where, name if isinstance(name, str | int) else None)
+        row = msgspec.json.decode(line, type=_Line)
+    except (ValueError, RecursionError) as error:
+        raise QuestionError(f"not a JSON object of a question: {error}", hint=_HINT) from error
+    return UserQuestion(row.question, row.answer, where, row.id)
 
 
 def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
@@ -244,7 +248,7 @@ class Answerer:
         session: Session,
         questions: Iterable[UserQuestion],
         videos: StateVideos = (),
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[JsonObject]:
         """Yield the row of each answer of a state; `videos` are those that `--frames` are from.
 
         A refused question does not end the loop; at a prompt, neither does Ctrl-C during an answer.
@@ -283,9 +287,9 @@ class Answerer:
     def _wants_evidence(self) -> bool:
         return self.how.evidence or self.how.frames is not None
 
-    def _make_row(self, answer: Answer, state: str, expected: str | None) -> dict[str, Any]:
+    def _make_row(self, answer: Answer, state: str, expected: str | None) -> JsonObject:
         """Return the row of an answer; show what it stood on, and what was expected instead."""
-        row: dict[str, Any] = {
+        row: JsonObject = {
             "question": answer.question,
             "answer": answer.text,
             "stream_time_s": answer.stream_time_s,
@@ -369,9 +373,7 @@ class Answerer:
         return answer
 
 
-def describe_video_span(
-    places: Sequence[VideoPlace], start_s: float, end_s: float
-) -> dict[str, Any]:
+def describe_video_span(places: Sequence[VideoPlace], start_s: float, end_s: float) -> JsonObject:
     """Return the video of a span of stream time and its times there, for JSON; nothing where these
     are the same.
     """

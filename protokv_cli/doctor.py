@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from protokv.machine import measure_free_memory, measure_machine_memory
+from protokv.texts import JsonObject
 from protokv.version import __version__
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import OutputFlags
@@ -62,7 +63,7 @@ def doctor(*, output: OutputFlags) -> None:
         problems = list[str]()
         av = _import(problems, "av")
         installed = {one.name: one.version for one in metadata.distributions()}
-        found: dict[str, Any] = {
+        found: JsonObject = {
             "protokv": __version__,
             "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
             "system": (
@@ -89,7 +90,7 @@ def doctor(*, output: OutputFlags) -> None:
             raise typer.Exit(ExitCode.FAILURE)
 
 
-def list_devices(problems: list[str]) -> list[dict[str, Any]]:
+def list_devices(problems: list[str]) -> list[JsonObject]:
     """Return a row per device: its name, its memory and what is free of it; tell of problems."""
     found = [
         {

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from protokv import errors
 from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.texts import format_count
+from protokv.texts import JsonObject, format_count
 from protokv_cli.asking import open_text_or_stdin
 from protokv_cli.exits import ExitCode, find_exit_code
 from protokv_cli.options import Flags, option
@@ -182,7 +182,7 @@ class _Report(ProgressBar):
             self._out.json({"type": "progress", **found})
         return bool(self._stop)
 
-    def _progress(self) -> dict[str, Any]:
+    def _progress(self) -> JsonObject:
         """Return plain JSON: `seconds_left` by the share of videos that ended, `times_real_time` of
         the stream.
         """
@@ -230,7 +230,7 @@ class _Report(ProgressBar):
             raise typer.Exit(ExitCode.PARTIAL)
 
 
-def _show(out: Output, outcome: VideoOutcome, row: dict[str, Any]) -> None:
+def _show(out: Output, outcome: VideoOutcome, row: JsonObject) -> None:
     """Write its row, or a line: status, video, state, what is wrong, and what a user should
     know.
     """

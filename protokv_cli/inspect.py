@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protokv.errors import ConfigError
-from protokv.texts import format_count, shorten_text
+from protokv.texts import JsonObject, format_count, shorten_text
 from protokv_cli.asking import describe_video_span
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import Flags, OutputFlags, option
+from protokv_cli.options import Flags, OutputFlags, check_options, option
 from protokv_cli.output import (
     Output,
     Row,
@@ -35,7 +34,6 @@ _State = Annotated[
 _Other = Annotated[str | None, typer.Argument(metavar="STATE2", help=_SECOND)]
 
 _ROWS_SHOWN = 8  # of the gaps of a live stream, and of the answers to standing questions
-_COLUMNS = 5  # of a table of layers, beside their number: a terminal has room for a few
 
 
 class _InspectFlags(Flags, panel="What to show"):
@@ -57,18 +55,20 @@ class _InspectFlags(Flags, panel="What to show"):
 
     def refuse_contradictions(self, state: str, other: str | None, many: bool) -> None:
         """Refuse options that do not go together. ConfigError."""
-        chosen = {"a second state": other, "--output": self.target, "--words": self.words}
-        modes = [name for name, value in chosen.items() if value]
-        more = {"--layers": self.layers and self.words, "--at": self.at and (other or self.target)}
-        together = [*modes, *(name for name, clashes in more.items() if clashes)]
-        if len(together) > 1:
-            raise ConfigError(
-                f"{' and '.join(together)} do not go together", hint="one after the other"
-            )
-        if many and (modes or self.at):
-            raise ConfigError(
-                f"{state} holds many states, and these options are for one", hint="name one of them"
-            )
+        chosen = {
+            "a second state": other,
+            "--output": self.target,
+            "--words": self.words,
+            "--layers": self.layers and self.words,
+            "--at": self.at and (other or self.target),
+        }
+        together = [name for name, value in chosen.items() if value]
+        named = f"{' and '.join(together)} do not go together"
+        are_many = f"{state} holds many states, and these options are for one"
+        check_options(
+            (len(together) > 1, named, "one after the other"),
+            (many and (together or self.at), are_many, "name one of them"),
+        )
 
 
 def inspect(
@@ -93,7 +93,9 @@ def inspect(
     """
     out = output.open()
     with out.errors():
+        from protokv.state.describe import compare_states, describe_state
         from protokv.state.folder import describe_states, names_many_states
+        from protokv.state.reader import StateReader
 
         many = names_many_states(state)
         flags.refuse_contradictions(state, other, many)
@@ -104,39 +106,32 @@ def inspect(
             )
         elif flags.words:
             _show_words(out, state, flags)
-        else:
-            document = _read_document(out, state, other, flags)
-            out.show([document], lambda _: make_inspect_tables(document, layers=flags.layers))
-            if other is not None and not document["equal"]:
+        elif flags.target is not None:
+            out.record(_write(state, flags.target, flags), "written")
+        elif other is not None:
+            both = (StateReader.open(one, verify=flags.verify).state for one in (state, other))
+            found = {"states": [state, other], **compare_states(*both)}
+            out.show([found], lambda _: _difference_tables(found))
+            if not found["equal"]:
                 raise typer.Exit(ExitCode.FAILURE)
+        else:
+            reader = open_commit_at(out, state, flags.at, flags.verify)
+            document = describe_state(state, at_s=reader.at_s, digests=flags.verify)
+            show_commit_note(out, reader, document["stream"]["duration_s"])
+            out.show([document], lambda _: make_inspect_tables(document, layers=flags.layers))
 
 
-def _read_document(
-    out: Output, state: str, other: str | None, flags: _InspectFlags
-) -> dict[str, Any]:
-    """Return the document of a state, of two that are compared, or of one written in another
-    form.
-    """
+def _write(state: str, target: str, flags: _InspectFlags) -> JsonObject:
+    """Write a state in the form that the suffix of a path names."""
     from protokv.slots import SLOTS_SUFFIX
-    from protokv.state.describe import compare_states, convert_state, describe_state
-    from protokv.state.reader import StateReader
+    from protokv.state.describe import convert_state
 
-    if other is not None:
-        found = compare_states(
-            *(StateReader.open(one, verify=flags.verify).state for one in (state, other))
-        )
-        return {"states": [state, other], **found}
-    if (flags.target or "").endswith(SLOTS_SUFFIX):
+    if target.endswith(SLOTS_SUFFIX):
         from protokv.stream.slots import export_slots
 
         # Any file of this name is what such a command wrote.
-        return export_slots(state, str(flags.target), default=flags.model)
-    if flags.target is not None:
-        return convert_state(state, flags.target, overwrite=flags.force, digests=flags.verify)
-    reader = open_commit_at(out, state, flags.at, flags.verify)
-    document = describe_state(state, at_s=reader.at_s, digests=flags.verify)
-    show_commit_note(out, reader, document["stream"]["duration_s"])
-    return document
+        return export_slots(state, target, default=flags.model)
+    return convert_state(state, target, overwrite=flags.force, digests=flags.verify)
 
 
 def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
@@ -155,11 +150,8 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
             "older lines may be gone: a state keeps the last ones, about seven hours of speech"
         )
     if not lines:
-        out.note(
-            f"no words of {name_subtitles(record)} are known"
-            if record
-            else "no words: the video had none"
-        )
+        known = f" of {name_subtitles(record)} are known" if record else ": the video had none"
+        out.note(f"no words{known}")
     places = list_video_places(reader.header)
     rows = [
         {"start_s": one.start_s, "end_s": one.end_s, "text": one.text}
@@ -171,17 +163,10 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
 
 
 def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
-    """Yield the tables of a document: of one state, of two that are compared, or of one written in
-    another form.
-    """
-    if "equal" in d:
-        yield from _difference_tables(d)
-    elif "output" in d:
-        yield tabulate_fields(d, title="written")
-    else:
-        yield from _summary_tables(d)
-        if layers:
-            yield from _inner_tables(d)
+    """Yield the tables of the document of a state, with `layers` those of its parts and layers."""
+    yield from _summary_tables(d)
+    if layers:
+        yield from _inner_tables(d)
 
 
 def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
@@ -298,12 +283,8 @@ def _inner_tables(d: Row) -> Iterator[RenderableType]:
     yield tabulate_fields(sizes, "bytes; total: in memory; file: on disk")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-            names = list(rows[0])
             cells = [{"layer": i, **row} for i, row in enumerate(rows)]
-            for first in range(0, len(names), _COLUMNS):
-                yield tabulate_rows(
-                    ["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " ")
-                )
+            yield tabulate_rows(list(cells[0]), cells, title=name.replace("_", " "))
 
 
 def _difference_tables(d: Row) -> Iterator[RenderableType]:

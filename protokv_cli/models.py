@@ -5,11 +5,12 @@ and fit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from protokv.errors import ModelNotFound
+from protokv.texts import JsonObject
 from protokv_cli.options import OutputFlags
 from protokv_cli.output import Row, tabulate_rows
 
@@ -58,7 +59,7 @@ def models(name: _Name = "", *, output: OutputFlags) -> None:
         )
 
 
-def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[dict[str, Any]]:
+def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[JsonObject]:
     """Return a row per published model, for the free bytes of each device and the bytes in the
     cache by name.
 
@@ -69,7 +70,7 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
 
     # These are always here, in 16 bits.
     cached = {**cached, **{one.name: 2_000_000 * one.millions for one in EMBEDDED_MODELS}}
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for model in (*EMBEDDED_MODELS, *KNOWN_MODELS):
         needed = {dtype: model.needed_bytes(dtype) for dtype in WEIGHT_DTYPES}
         fits = {

@@ -1,8 +1,8 @@
 r"""The streams of a command: results to stdout, messages, progress and errors to stderr.
 
 Results are records: tables for people, one JSON object a line for programs. Without `--format`, a
-terminal gets tables and a pipe gets JSON. A lost stderr is ignored. A lost stdout ends a command
-whose purpose is its output, but not one whose purpose is a state.
+terminal gets tables and a pipe gets JSON. If stderr is closed, messages are dropped. If stdout is
+closed, a command that writes a state goes on, and any other one ends.
 
 A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the
 direction of writing. Every text that this program writes passes `make_printable` or `format_json`:
@@ -22,13 +22,13 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
 from protokv.errors import PositionWarning, ProtoKVError, escape_text, format_os_error
 from protokv.machine import is_out_of_memory
-from protokv.texts import shorten_text
+from protokv.texts import JsonObject, shorten_text
 from protokv_cli.exits import ExitCode, find_exit_code
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 _MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
-_WIDEST_NAME = 38  # of 80 columns
-_WIDEST_WORD = 20  # a longer word may be folded
+_LEAST_TEXT = 20  # columns of a terminal for a text; a longer word may be folded
 _PADDING = 2  # of a column of a table
 # drawing at every step of a small model would take as long as the model
 _BAR_EVERY_S = 0.25
@@ -328,35 +327,30 @@ def tabulate_rows(names: Sequence[str], rows: Iterable[Row], title: str = "") ->
     from rich.table import Table
 
     rows = list(rows)
-    columns = [[_heading(name), *(_format_cell(name, row[name]) for row in rows)] for name in names]
-    # A cell is folded between words, and a word only if it is long.
-    least = [
-        max(
-            (min(cell_len(word), _WIDEST_WORD) for cell in cells for word in cell.split()),
-            default=0,
-        )
-        for cells in columns
-    ]
-    wanted = [max(map(cell_len, cells)) for cells in columns]
-    least[0] = min(wanted[0], _WIDEST_NAME)
-    room = shutil.get_terminal_size().columns
-    n = 0
-    while n < len(names) and (n < 2 or room >= least[n] + _PADDING):
-        room -= least[n] + _PADDING
-        n += 1
     table = Table(box=None, header_style="cyan")
-    for i, name in enumerate(names[:n]):
-        is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
-        more = max(0, min(wanted[i] - least[i], room))
-        room -= more
-        side: Literal["left", "right"] = "left" if is_text else "right"
-        table.add_column(columns[i][0], overflow="fold", justify=side, width=least[i] + more)
-    for texts in list(zip(*columns[:n], strict=True))[1:]:
+    columns = list[list[str]]()
+    room = shutil.get_terminal_size().columns
+    for name in names:
+        cells = [_format_cell(name, row[name]) for row in rows]
+        is_text = not columns or any(isinstance(row[name], str) for row in rows)
+        needed = max(map(cell_len, (_heading(name), *cells)))
+        # rich folds the widest texts, down to this width if need be.
+        room -= _PADDING + (min(needed, _LEAST_TEXT) if is_text else needed)
+        if room < 0 and len(columns) > 1:
+            break
+        columns.append(cells)
+        table.add_column(
+            _heading(name),
+            overflow="fold",
+            no_wrap=not is_text,
+            justify="left" if is_text else "right",
+        )
+    for texts in zip(*columns, strict=True):
         table.add_row(*texts)
     shown = _titled(title, table)
-    if n == len(names):
+    if len(columns) == len(names):
         return shown
-    return Group(shown, "", tabulate_rows([names[0], *names[n:]], rows))
+    return Group(shown, "", tabulate_rows([names[0], *names[len(columns) :]], rows))
 
 
 def _heading(name: str) -> str:
@@ -438,12 +432,12 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
     return [f"{format_time(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
 
 
-def round_timings(timings: Timings) -> dict[str, Any]:
+def round_timings(timings: Timings) -> JsonObject:
     """Return the seconds of each stage for JSON, with the CPU time of the process, and which parts
     graphs ran.
     """
     seconds = timings.seconds | {"process cpu": time.process_time()}
-    found: dict[str, Any] = {name: round(value, 4) for name, value in seconds.items()}
+    found: JsonObject = {name: round(value, 4) for name, value in seconds.items()}
     return found | ({"graphs": timings.graphs} if timings.graphs else {})
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateError
+from protokv.texts import JsonObject
 from protokv.timings import Timings
 from protokv_cli.asking import (
     Answerer,
@@ -228,7 +229,7 @@ def _ask_many(
     failed = list[ProtoKVError]()
     answers.how.decoding()
 
-    def make_rows() -> Iterator[dict[str, Any]]:
+    def make_rows() -> Iterator[JsonObject]:
         backbone = None
         for state in group_by_model(states):
             try:
@@ -244,7 +245,7 @@ def _ask_many(
                 answers.places = list_video_places(reader.header)
                 yield from answers.ask_all(state, session, questions)
 
-    rows: Iterable[dict[str, Any]] = make_rows()
+    rows: Iterable[JsonObject] = make_rows()
     best_by = "mean_logprob"
     if ask.top is not None:
         if choices := parse_list(answers.how.choices):

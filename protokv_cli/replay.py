@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 _TEXT = "Video files; with --report, files of results."
 _Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE", help=_TEXT)]
-# columns that all rows of a table may have alike: in its title
-_SHARED = ("questions", "n", "budget", "difference")
 
 
 class _StudyFlags(Flags, panel="What to ask"):
@@ -395,22 +393,18 @@ def _show_report(
         report["facts"] |= {name: str(value) for name, value in left_out.items()}
         out.json(report)
     else:
-        # The costs stand below, so that the accuracies at a few delays fit 80 columns. Means of a
-        # set have none.
-        cells = tabulate_report(report)
-        names = list(cells[0])[:-3]
-        costs = list(cells[0])[-3:]
+        cells = [
+            {**row, "memory": f"{row['memory']} {row['budget']}"} for row in tabulate_report(report)
+        ]
+        names = [name for name in cells[0] if name != "budget"]
         tables = []
-        for _, part in groupby(cells, lambda row: row[costs[0]] and row["questions"]):
-            own = list(part)
-            alike = {name: own[0][name] for name in _SHARED if len({row[name] for row in own}) == 1}
-            title = ", ".join(f"{name}: {value}" for name, value in alike.items() if value)
-            tables.append(tabulate_rows([name for name in names if name not in alike], own, title))
-        spent = tabulate_rows(
-            ["memory", "budget", *costs], [row for row in cells if row["questions"] == "all"]
-        )
+        # Means of a set have no costs, and are one table.
+        for part, rows_of_part in groupby(cells, lambda row: row["step ms"] and row["questions"]):
+            columns = names[1:] if part else names
+            title = f"questions: {part}" if part else ""
+            tables.append(tabulate_rows(columns, rows_of_part, title))
         facts = tabulate_fields(report["facts"] | {"left out": reasons})
-        out.table(facts, "", *tables, REPORT_NOTE, "", spent)
+        out.table(facts, "", *tables, REPORT_NOTE)
         if promises := report.get("promises"):
             out.table("", tabulate_rows(list(promises[0]), promises))
     if results.table:

@@ -288,7 +288,7 @@ JSON_TYPES = {
     "None": "null",
     "list[str]": "list of texts",
     "tuple[str, ...]": "list of texts",
-    "dict[str, Any]": "object",
+    "JsonObject": "object",
     "dict[str, float]": "object",
     "list[EvidenceSpan]": "list of objects",
     "VideoFailure": "object",

@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
@@ -29,6 +29,7 @@ from protokv.errors import ModelError
 from protokv.fleet.plan import VideoJob, locate_fleet_state
 from protokv.fleet.worker import FleetWorker, JobRecipe, VideoFailure, VideoOutcome
 from protokv.machine import begin_pool_process, inherited
+from protokv.video.source import ShouldStop, never_stop
 
 VIDEO_ATTEMPTS = 3  # how often a video may take its worker with it before it fails
 WORKER_POLL_S = 0.2  # between two calls of `should_stop`
@@ -112,7 +113,7 @@ def run_fleet(
     place: str,
     *,
     max_failures: int | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: ShouldStop = never_stop,
 ) -> Iterator[VideoOutcome]:
     """Bring every video to its state at `place`; yield one outcome per video, in the order in which
     they end.

@@ -1,8 +1,8 @@
 """A worker: it says what is left to do for a video, watches it, and loads the model once.
 
-Results are values, not exceptions, unless the model is missing, which concerns all videos. A video
-is done if its state is complete and its header names the same content, model and memory: only the
-header and the fingerprint are read.
+A failure of a video is a result and no exception. A missing model is an exception, since it
+concerns all videos. A video is done if its state is complete and its header names the same
+content, model and memory. Only the header and the fingerprint are read for that.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from protokv.backbones import identify_backbone
 from protokv.bucket import in_bucket
@@ -29,9 +29,10 @@ from protokv.state.folder import read_recorded_damage
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.sources import read_fingerprints
+from protokv.texts import JsonObject
 from protokv.video.address import source_kind
 from protokv.video.registry import fingerprint_source, open_source
-from protokv.video.source import never_stop
+from protokv.video.source import ShouldStop, never_stop
 from protokv.words import find as words
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class VideoOutcome:
     failure: VideoFailure | None = None  # why it failed; of a watched or finished video, its damage
     notes: tuple[str, ...] = ()  # notes for the user on the video that are no damage
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain JSON; `failure` only if there is one."""
         row = self.job.to_dict() | asdict(self)
         return {
@@ -118,7 +119,7 @@ class FleetWorker:
     """One model on one device, and one video at a time."""
 
     def __init__(
-        self, recipe: JobRecipe, device: str, should_stop: Callable[[], bool] = never_stop
+        self, recipe: JobRecipe, device: str, should_stop: ShouldStop = never_stop
     ) -> None:
         """Load nothing yet. `should_stop` is called after every step."""
         self._recipe = recipe
@@ -163,7 +164,7 @@ class FleetWorker:
             return replace(
                 found, status="failed", elapsed_s=time.perf_counter() - began, failure=failure
             )
-        state: dict[str, Any] = {
+        state: JsonObject = {
             name: getattr(summary, name) for name in ("steps", "stream_time_s", "file_bytes")
         }
         return replace(

@@ -98,7 +98,7 @@ class SourceRecovered:
 class FramesDropped:
     """The model is slower than the stream, so frames are dropped. Yielded once a run."""
 
-    stream_fps: float  # sampled frames a second that come in
+    stream_fps: float  # sampled frames a second of the stream
     watched_fps: float  # frames a second that the model watches
 
 

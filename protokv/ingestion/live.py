@@ -42,7 +42,7 @@ from protokv.video.address import (
     source_kind,
 )
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
-from protokv.video.source import Frame, FrameRequest, never_stop
+from protokv.video.source import Frame, FrameRequest, ShouldStop, never_stop
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 _MANY = 8
@@ -57,13 +57,9 @@ _ROOM = 8
 # Its own: a thread that draws from Python's generator disturbs whoever has seeded it.
 _JITTER = random.Random()
 
-_LOST = "look at the source; --give-up says how long one that is lost is tried again"
-
 
 class _Connection(NamedTuple):
-    """The source gives frames, the first one at `stream_s`, which is `real_s` seconds after 1970
-    began.
-    """
+    """The source gives frames: the first one at `stream_s`, `real_s` seconds after 1970 began."""
 
     info: SourceInfo
     stream_s: float
@@ -125,7 +121,7 @@ class LiveSource(Source):
         self._feed: _Feed | None = None
         self._reading: Source | None = None
         self._away_s: float | None = None
-        # how far the clock of the day was ahead of the other one at the last anchor
+        # seconds from the clock that only goes forward to the clock of the day, at the last anchor
         self._ahead_s: float | None = None
 
     @property
@@ -148,9 +144,10 @@ class LiveSource(Source):
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""
-        for one in (self._feed, self._opened):
-            if one is not None:
-                one.close()
+        if self._feed is not None:
+            self._feed.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def continue_from(self, record: Mapping[str, Any], stream_s: float) -> None:
         """Go on in the stream of a state at `stream_s`. StateCorrupt if its record of this source
@@ -158,12 +155,10 @@ class LiveSource(Source):
         """
         if (found := WallClockLog.read(record)) is not None:
             self.log = found
-            size: dict[str, Any] = {
-                name: value
-                for name in ("width", "height")
-                if type(value := record.get(name)) is int and value > 0
-            }
-            self.info = replace(self.info, **size)
+            width = record.get("width")
+            height = record.get("height")
+            if isinstance(width, int) and isinstance(height, int) and min(width, height) > 0:
+                self.info = replace(self.info, width=width, height=height)
             found.begin_gap(stream_s, "nobody watched")
 
     def record(self, stream_s: float) -> dict[str, Any]:
@@ -171,8 +166,9 @@ class LiveSource(Source):
         self.log.committed_at = now_s = self.now()
         real_s = now_s
         if self.log.anchors and self._ahead_s is not None:
-            # By how much the clock of the day was set since the last anchor. A model that lags
-            # behind the camera is no reason for another one.
+            # The clock of the day may have been set since the last anchor. Do not compare stream
+            # time with it: a model that lags behind the camera would look like a clock that was
+            # set.
             real_s = self.log.real_time(stream_s) + now_s - self.clock() - self._ahead_s
         if not self.log.anchors or self._ahead_s is not None:
             self._anchor(stream_s, real_s)
@@ -184,7 +180,7 @@ class LiveSource(Source):
         frames_per_step: int,
         segment: StreamSegment,
         stream_s: float,
-        should_stop: Callable[[], bool],
+        should_stop: ShouldStop,
     ) -> Iterator[VideoStep | SourceLost | SourceRecovered | FramesDropped | None]:
         """Give steps in stream time counted from the start of the segment, news, and None while
         nothing comes.
@@ -202,10 +198,7 @@ class LiveSource(Source):
         self._feed = feed = _Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
         dropped = log.frames_dropped
         damaged = log.frames_damaged
-        # The connection: when it began, the frames watched, and how many were dropped before it.
-        since_s = self.clock()
         watched = 0
-        before = 0
         reported = False
         while not should_stop():
             item = feed.mailbox.get(STOP_POLL_S)
@@ -214,15 +207,11 @@ class LiveSource(Source):
             log.frames_damaged = damaged + feed.frames_damaged
             if isinstance(item, VideoStep):
                 yield item
-                watched = watched + len(item.decoders)
-                passed_s = self.clock() - since_s
-                if lost - before >= _MANY and passed_s > 0 and not reported:
+                watched += len(item.decoders)
+                if lost >= _MANY and not reported:
                     reported = True
-                    yield FramesDropped((watched + lost - before) / passed_s, watched / passed_s)
+                    yield FramesDropped(fps, fps * watched / (watched + lost))
             elif isinstance(item, _Connection):
-                since_s = self.clock()
-                watched = 0
-                before = lost
                 yield from self._begin(item, start_s + item.stream_s)
             elif isinstance(item, LiveConnectionEnd):
                 yield from self._lose(item, start_s + item.stream_s)
@@ -260,7 +249,7 @@ class LiveSource(Source):
             self._away_s = self.clock()
             yield SourceLost(self.info.name, stream_s, item.why)
 
-    def connect(self, should_stop: Callable[[], bool]) -> Source:
+    def connect(self, should_stop: ShouldStop) -> Source:
         """Open the next connection."""
         opened = self._opened
         self._opened = None
@@ -319,10 +308,9 @@ class _Feed:
 
     def _run(self) -> None:
         lost_s: float | None = None
-        (pause_s, longest_s), give_up_s = (
-            self._source.options.retry_s,
-            self._source.options.give_up_s,
-        )
+        first_s, longest_s = self._source.options.retry_s
+        give_up_s = self._source.options.give_up_s
+        pause_s = first_s
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
@@ -333,9 +321,8 @@ class _Feed:
             self._end_step()
             self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
-            # An attempt that took longer than the pause needs none: a listener waits for its
-            # publisher in it.
-            pause_s = self._source.options.retry_s[0] if frames else pause_s
+            # The time of the attempt is a part of the pause: a listener waits for its publisher.
+            pause_s = first_s if frames else pause_s
             # Many readers of one camera do not come back in step.
             wait_s = max(0.0, pause_s * _JITTER.uniform(0.5, 1.0) - (now_s - since_s))
             pause_s = min(2 * pause_s, longest_s)
@@ -348,8 +335,9 @@ class _Feed:
                 or self._once
                 or (give_up_s is not None and now_s + wait_s - lost_s >= give_up_s)
             ):
-                if not (self._once and frames > 0):
-                    error = error or SourceError(f"the source is lost: {why}", hint=_LOST)
+                if not (self._once and frames):
+                    hint = "look at the source; --give-up says how long it is tried again"
+                    error = error or SourceError(f"the source is lost: {why}", hint=hint)
                 self.mailbox.put(LiveConnectionEnd(end_s, why, ended=True, error=error))
                 return
             self.mailbox.put(LiveConnectionEnd(end_s, why))
@@ -390,7 +378,7 @@ class _Feed:
                         self.mailbox.put(gap)
                     if slot < self._next_slot:
                         continue
-                    frames = frames + 1
+                    frames += 1
                     self._next_slot = slot + 1
                     self._group.append(SampledFrame(slot / fps, frame.image, frame.decoder))
                     self.frames_damaged = (
@@ -400,7 +388,7 @@ class _Feed:
                         self._end_step()
                     if self._stop.is_set():
                         break
-                    # The model may have been waited for: that is no silence of the source.
+                    # Waiting for the model is no silence of the source.
                     alive_s = self._clock()
                 why = source.damage.message
         except ProtoKVError as error:
@@ -416,10 +404,8 @@ class _Feed:
         if self._group:
             step = make_video_step(self._made, self._group, self._n)
             self._group = []
-            self._made, self._next_slot = (
-                self._made + 1,
-                max(self._next_slot, round(step.time_s * self._fps) + self._n),
-            )
+            self._made += 1
+            self._next_slot = max(self._next_slot, round(step.time_s * self._fps) + self._n)
             self.mailbox.put(step)
 
 
@@ -493,7 +479,7 @@ def open_live_source(
     }
 
     def connect(
-        should_stop: Callable[[], bool] = never_stop, size: tuple[int, int] | None = None
+        should_stop: ShouldStop = never_stop, size: tuple[int, int] | None = None
     ) -> Source:
         return AVSource(
             text, should_stop=should_stop, size=size, options=dict(options.input), **how

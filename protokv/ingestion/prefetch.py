@@ -18,7 +18,7 @@ from protokv.core.backbone import Backbone, PreparedStep
 from protokv.timings import Timings, time_stage
 from protokv.video import SourceDamage
 from protokv.video.sampling import VideoStep
-from protokv.video.source import Image, never_stop
+from protokv.video.source import Image, ShouldStop, never_stop
 
 # Steps that wait to be taken. A keyframe takes as long as several other frames; more only hold
 # memory.
@@ -47,9 +47,7 @@ class StopRequest:
     `is_over` says that it has reached its end.
     """
 
-    def __init__(
-        self, should_stop: Callable[[], bool], reaches_end: Callable[[], bool] = never_stop
-    ) -> None:
+    def __init__(self, should_stop: ShouldStop, reaches_end: ShouldStop = never_stop) -> None:
         self._should_stop = should_stop
         self._reaches_end = reaches_end
         self.decided = self.is_over = False
@@ -62,7 +60,7 @@ class StopRequest:
 
 
 def prefetch_steps(
-    open_steps: Callable[[Callable[[], bool]], Iterator[VideoStep]],
+    open_steps: Callable[[ShouldStop], Iterator[VideoStep]],
     backbone: Backbone,
     stop: StopRequest,
     *,

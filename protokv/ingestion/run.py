@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from protokv.state.store import StatePath, find_store, make_state_name, refuse_i
 from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, address, open_source
-from protokv.video.source import never_stop
+from protokv.video.source import ShouldStop, never_stop
 from protokv.words.cues import Subtitles
 from protokv.words.find import find_subtitles
 from protokv.words.transcript import Transcript
@@ -48,7 +48,7 @@ class _IngestKeywords(IngestSettings, total=False):
     """The keywords of `ingest`: those of `ingest_events`."""
 
     options: IngestOptions | None
-    should_stop: Callable[[], bool]
+    should_stop: ShouldStop
     timings: Timings | None
 
 
@@ -73,7 +73,7 @@ def ingest_events(
     config: MemoryConfig | None = None,
     *,
     options: IngestOptions | None = None,
-    should_stop: Callable[[], bool] = never_stop,
+    should_stop: ShouldStop = never_stop,
     timings: Timings | None = None,
     **settings: Unpack[IngestSettings],
 ) -> Generator[IngestEvent, None, None]:

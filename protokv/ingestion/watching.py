@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, SourceDamage, read_steps
 from protokv.video.sampling import VideoStep
+from protokv.video.source import ShouldStop
 from protokv.words.cues import Subtitles
 from protokv.words.find import name_subtitles, read_recorded_subtitles
 from protokv.words.transcript import check_memory_takes_words
@@ -100,8 +101,8 @@ class IngestRun:
             try:
                 yield from self._watch_steps(every, stop)
             except BaseException as error:
-                # Not after an error within a step, which leaves half a step in the memory, and not
-                # if writing failed.
+                # An error within a step leaves half of the step in the memory: do not commit that.
+                # Do not try again where writing failed.
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
                     with suppress(Exception):
                         self._commit()
@@ -180,7 +181,7 @@ class IngestRun:
             else:
                 yield item
 
-    def _open_steps(self, unwanted: Callable[[], bool]) -> Iterator[VideoStep]:
+    def _open_steps(self, unwanted: ShouldStop) -> Iterator[VideoStep]:
         return read_steps(
             self._source,
             self._first.fps,

@@ -155,12 +155,7 @@ def _gated(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    wide = x.float()
-    return (
-        (wide * wide.square().mean(-1, keepdim=True).add_(_EPSILON).rsqrt_())
-        .to(x.dtype)
-        .mul_(weight)
-    )
+    return functional.rms_norm(x.float(), x.shape[-1:], eps=_EPSILON).to(x.dtype).mul_(weight)
 
 
 @lru_cache(maxsize=4)

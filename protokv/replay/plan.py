@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from protokv.replay.questions import (
 from protokv.replay.rows import AnswerRow, AnswerRowFile, ReplayTrial
 from protokv.replay.runner import PlannedAnswer, ReplayProgress, TrialSetup, replay_stream
 from protokv.replay.streams import ReplayStream
+from protokv.video.source import ShouldStop, never_stop
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def run_replay_plan(
     backbone: Backbone,
     results: AnswerRowFile,
     *,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: ShouldStop = never_stop,
 ) -> Iterator[AnswerRow | ReplayProgress | ReplayFailure]:
     """Run what is not done in `results` yet; every row is in the file before it is yielded.
 

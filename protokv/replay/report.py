@@ -25,7 +25,7 @@ from protokv.replay.metrics import (
     score_majority,
 )
 from protokv.replay.rows import AnswerRow
-from protokv.texts import format_count
+from protokv.texts import JsonObject, format_count
 
 ReplayReport = Mapping[str, Any]
 _Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
@@ -73,7 +73,7 @@ _STARTS: Final = {
 
 def summarise_answers(
     rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find_question_group
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the report of at least one answer.
 
     - `facts`: name -> text of everything that the numbers depend on.
@@ -129,7 +129,7 @@ def _order_groups(rows: Sequence[AnswerRow], present: set[str]) -> list[str]:
     return found if len(found) > 1 else []
 
 
-def _list_points(cells: _Cells) -> Iterator[dict[str, Any]]:
+def _list_points(cells: _Cells) -> Iterator[JsonObject]:
     labels = dict.fromkeys((memory, budget) for _, _, memory, budget, _ in cells)
     names = [memory for memory, _ in labels]
     own = DEFAULT_MEMORY if DEFAULT_MEMORY in names else names[0]
@@ -146,14 +146,14 @@ def _list_points(cells: _Cells) -> Iterator[dict[str, Any]]:
         )
 
 
-def _measure_accuracy(rows: Sequence[AnswerRow]) -> dict[str, Any]:
+def _measure_accuracy(rows: Sequence[AnswerRow]) -> JsonObject:
     scores: dict[str, list[bool]] = {}
     for row in rows:
         scores.setdefault(row.video, []).append(row.correct)
     right = sum(row.correct for row in rows)
     # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
     lows, highs = zip(bootstrap(scores), bound_accuracy(right, len(rows)), strict=True)
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "n": len(rows),
         "videos": len(scores),
         "accuracy": round(right / len(rows), 4),
@@ -167,7 +167,7 @@ def _measure_accuracy(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     return found
 
 
-def _measure_difference(rows: Sequence[AnswerRow], others: Sequence[AnswerRow]) -> dict[str, Any]:
+def _measure_difference(rows: Sequence[AnswerRow], others: Sequence[AnswerRow]) -> JsonObject:
     found = compare_paired(rows, others)
     if found is None:
         return {}
@@ -175,7 +175,7 @@ def _measure_difference(rows: Sequence[AnswerRow], others: Sequence[AnswerRow]) 
     return {"than": others[0].memory} | {name: round(value, 4) for name, value in values.items()}
 
 
-def _measure_costs(rows: Sequence[AnswerRow]) -> dict[str, Any]:
+def _measure_costs(rows: Sequence[AnswerRow]) -> JsonObject:
     times = [(row.ttft_ms, row.total_ms, row.step_ms) for row in rows]
     median, p95 = np.quantile(times, (0.5, 0.95), axis=0, method="inverted_cdf").tolist()
     return {
@@ -190,7 +190,7 @@ def _measure_costs(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     }
 
 
-def _list_means(cells: _Cells) -> Iterator[dict[str, Any]]:
+def _list_means(cells: _Cells) -> Iterator[JsonObject]:
     for (part, _, memory, budget, delay_s), rows in cells.items():
         if part == "all" and rows[0].dataset in BENCHMARKS:
             scores: dict[str, list[bool]] = {}

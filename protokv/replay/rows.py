@@ -19,6 +19,7 @@ import msgspec
 from protokv.core.settings import format_setting_value
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.questions import DelayStart
+from protokv.texts import JsonObject
 
 _PROTOCOL: Final = 1
 """Grows when the same settings give other questions, times or frames."""
@@ -39,18 +40,18 @@ class ReplayTrial:
     delay_s: float  # seconds after t0
     memory: str  # the label of the memory
     budget: int  # visual tokens that a question may read
-    config: dict[str, Any]  # the settings of the memory
-    stream: dict[str, Any]  # the world's settings or the file's fingerprint, and the sampling
-    model: dict[str, Any]  # its identity, as states have it
-    decoding: dict[str, Any]
+    config: JsonObject  # the settings of the memory
+    stream: JsonObject  # the world's settings or the file's fingerprint, and the sampling
+    model: JsonObject  # its identity, as states have it
+    decoding: JsonObject
     protocol: int = _PROTOCOL
     dataset: str = ""  # the benchmark of the question; empty for any other
     prompt: str = ""  # the wording of the benchmark
     prompt_hash: str = ""  # digest of the benchmark's templates
-    frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings for frames
+    frames: JsonObject = field(default_factory=dict)  # the backbone's settings for frames
 
     @property
-    def study(self) -> dict[str, Any]:
+    def study(self) -> JsonObject:
         """Fact -> value. Trials of one study agree on every fact that they share."""
         # A model has many names; its digest identifies it.
         left_out = "name" if self.model["weights_digest"] else None
@@ -109,7 +110,7 @@ def read_answer_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
     different studies.
     """
     rows: dict[str, AnswerRow] = {}
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
     for path in map(Path, paths):
         if not path.is_file():
             raise SourceNotFound(
@@ -141,7 +142,7 @@ def parse_answer_rows(path: Path, kind: type[_R]) -> Iterator[tuple[int, _R]]:
                 ) from error
 
 
-def _check_study(facts: dict[str, Any], trial: ReplayTrial, where: str, hint: str) -> None:
+def _check_study(facts: JsonObject, trial: ReplayTrial, where: str, hint: str) -> None:
     """Add the facts of a trial to those of a study. ConfigError: it contradicts one; names it with
     both values.
     """
@@ -212,7 +213,7 @@ class AnswerRowFile:
 
     def check(self, trials: Iterable[ReplayTrial]) -> None:
         """Refuse trials of another study. ConfigError: a row and a trial contradict each other."""
-        facts: dict[str, Any] = {}
+        facts: JsonObject = {}
         for row in self.rows.values():
             facts.update(row.study)
         for trial in trials:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -30,6 +30,7 @@ from protokv.replay.questions import (
 from protokv.replay.rows import AnswerRow, ReplayTrial
 from protokv.replay.streams import ReplayStream
 from protokv.stream.session import Session
+from protokv.video.source import ShouldStop, never_stop
 from protokv.words.transcript import Transcript
 
 _SHORT_ANSWER = Decoding(max_new_tokens=16)
@@ -190,7 +191,7 @@ def replay_stream(
     asked: Sequence[PlannedAnswer],
     setup: TrialSetup,
     *,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: ShouldStop = never_stop,
 ) -> Iterator[AnswerRow | ReplayProgress]:
     """Watch a stream once, and ask its questions under every memory; a memory without a question is
     not run.

@@ -37,7 +37,7 @@ from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
 from protokv.stream.answer import Answer
 from protokv.stream.promise import find_promise_rule
-from protokv.texts import shorten_text
+from protokv.texts import JsonObject, shorten_text
 
 # How often it is looked for sessions that nobody feeds.
 _SWEEP_S = 1.0
@@ -186,7 +186,7 @@ class _Server:
                 time_s = None if given is None else float(given)
             except ValueError:
                 raise ConfigError("time_s: expected seconds") from None
-            with (one := fed.find(name)).admit(fed.limits.frames_per_second):
+            with (one := fed.find(name)).admit():
                 body = await self._body(request, fed.limits.frame_bytes)
                 image = await anyio.to_thread.run_sync(
                     sessions.decode_uploaded_frame, body, fed.limits.frame_pixels
@@ -209,7 +209,7 @@ class _Server:
         """List all states, or answer with the one that is named."""
         one = request.path_params.get("name")
 
-        def read() -> list[dict[str, Any]]:
+        def read() -> list[JsonObject]:
             found = self._states.list_all() if one is None else {one: self._states.find(one)}
             times = {name: self._states.read_commit_time(path) for name, path in found.items()}
             return [
@@ -339,7 +339,7 @@ class _Server:
         headers = error.headers if isinstance(error, HTTPException) else None
         return JSONResponse({"error": self._describe(error)}, _find_status(error), headers)
 
-    def _describe(self, error: Exception) -> dict[str, Any]:
+    def _describe(self, error: Exception) -> JsonObject:
         """Return what to say of an error; what a fault of the server was is in its log alone."""
         message = "the server made a mistake; its log says which"
         if isinstance(error, HTTPException):

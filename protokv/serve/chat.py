@@ -12,13 +12,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from itertools import dropwhile, groupby
+from typing import Any, Literal
+
+import msgspec
 
 from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
 from protokv.stream.answer import Answer
-from protokv.texts import check_question_text, find_invalid_character, parse_strict_json
+from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
 
 _MOST_ANSWER_TOKENS = 1024
 _LENGTHS = "max_completion_tokens", "max_tokens"
@@ -112,7 +115,7 @@ def _read_share(share: object) -> float | None:
     raise ConfigError("at_most_wrong: expected a share above 0 and below 1, such as 0.05")
 
 
-def _read_object(body: bytes) -> dict[str, Any]:
+def _read_object(body: bytes) -> JsonObject:
     """Return the JSON object in a body, which names a model. ConfigError if it asks for what a
     state cannot do.
     """
@@ -167,48 +170,51 @@ def _read_texts(data: Mapping[str, Any], name: str, most: int) -> tuple[str, ...
     return tuple(texts)
 
 
+class _Part(msgspec.Struct):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class _Message(msgspec.Struct):
+    """A message, whose parts stand one below the other."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[_Part] | None = None
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
 def _read_messages(messages: object) -> tuple[str, list[ChatTurn], str | None]:
     """Return the question, the turns before it, and the system prompt. ConfigError.
 
     Messages of one role in a row are one text. What the assistant writes before the first question
     is left out.
     """
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise ConfigError("messages: expected a list of objects")
-    if not any(one.get("role") == "user" for one in messages):
+    try:
+        found = msgspec.convert(messages, list[_Message])
+    except msgspec.ValidationError as error:
+        why = "a state reads texts and no pictures, each with a role, as OpenAI's chat has them"
+        raise ConfigError(f"messages: {escape_text(error)}; {why}") from None
+    spoken = [one for one in found if one.role in ("user", "assistant")]
+    spoken = list(dropwhile(lambda one: one.role == "assistant", spoken))
+    if not spoken:
         raise ConfigError("messages: there is none with the role user")
-    system = list[str]()
-    texts = list[tuple[str, str]]()
-    for one in messages:
-        role = one.get("role")
-        text = _read_text(one.get("content"))
-        if role in ("system", "developer"):
-            system.append(text)
-        elif role not in ("user", "assistant"):
-            raise ConfigError("messages: a role is none of user, assistant, system and developer")
-        elif texts and texts[-1][0] == role:
-            texts[-1] = (role, f"{texts[-1][1]}\n\n{text}")
-        elif texts or role == "user":
-            texts.append((role, text))
-    role, question = texts.pop()
-    if role != "user":
-        raise ConfigError("messages: the last one must have the role user")
-    check_question_text(question, "messages: the question")
-    turns = [
-        (asked, answer) for (_, asked), (_, answer) in zip(texts[::2], texts[1::2], strict=True)
+    texts = [
+        "\n\n".join(one.text for one in alike) for _, alike in groupby(spoken, lambda one: one.role)
     ]
+    if spoken[-1].role != "user":
+        raise ConfigError("messages: the last one must have the role user")
+    question = check_question_text(texts.pop(), "messages: the question")
+    turns = list(zip(texts[::2], texts[1::2], strict=True))
+    system = [one.text for one in found if one.role in ("system", "developer")]
     return question, turns, "\n\n".join(filter(str.strip, system)) or None
-
-
-def _read_text(content: object) -> str:
-    """Return the text of a message, whose parts stand one below the other."""
-    if isinstance(content, list):
-        if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
-            raise ConfigError("messages: a state answers questions in text and takes no pictures")
-        if not all(isinstance(one.get("text"), str) for one in content):
-            raise ConfigError("messages: a part has no text")
-        return "\n".join(one["text"] for one in content)
-    return content if isinstance(content, str) else ""
 
 
 def _number(
@@ -242,7 +248,7 @@ class ChatCompletion:
             "model": request.model,
         }
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> JsonObject:
         """Return the whole answer."""
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {"index": 0, "message": message, **self._ending(answer)}
@@ -292,7 +298,7 @@ class ChatCompletion:
             {**self._head, "object": "chat.completion.chunk", "choices": [choice], **more}
         )
 
-    def _ending(self, answer: Answer) -> dict[str, Any]:
+    def _ending(self, answer: Answer) -> JsonObject:
         """Return why an answer ended, and if wanted the chances of its tokens; a stream has all of
         them at its end.
         """
@@ -308,16 +314,16 @@ class ChatCompletion:
             "finish_reason": "stop" if answer.finish_reason == "stop" else "length",
         }
 
-    def _chance(self, one: TokenLogprob) -> dict[str, Any]:
+    def _chance(self, one: TokenLogprob) -> JsonObject:
         text = self._decode([one.id])
         return {"token": text, "logprob": one.log_probability, "bytes": list(text.encode())}
 
 
-def _extras(answer: Answer) -> dict[str, Any]:
+def _extras(answer: Answer) -> JsonObject:
     """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read,
     and the evidence.
     """
-    found = dict[str, Any](
+    found = JsonObject(
         stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns
     )
     if answer.probabilities is not None:

@@ -3,8 +3,7 @@ somebody feeds it.
 
 The routes are those of vLLM's proposal (https://github.com/vllm-project/vllm/pull/53879). A session
 answers under its name, as a state does, and knows what it has seen until then. It is committed on
-the way, and put away when it is closed, too old, or not fed; who opens the name again goes on with
-it.
+the way, and put away when it is closed or not fed; who opens the name again goes on with it.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from protokv.state.thumbnails import make_thumbnail
 from protokv.stream.opening import open_session
 from protokv.stream.pushed import STREAM_GAP_S, convert_picture_to_rgb
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
 
 _KIND = "pushed"
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
@@ -50,9 +50,7 @@ class FedSessionLimits:
     most: int = 8  # sessions at once
     frame_bytes: int = 8 << 20  # most bytes of a file
     frame_pixels: int = 8192 * 4352
-    frames_per_second: int = 60  # most frames of a session
     idle_s: float = 300.0  # without a frame, until a session is put away
-    age_s: float = 7 * 86400.0  # until it is put away although it is fed
 
 
 class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -123,23 +121,14 @@ class _FedSession:
         self._every = options.every or EVERY_MINUTE
         self._time_s = session.clock.stream_time_s
         self._saved = session.clock
-        self._opened_s = self._fed_s = self._saved_s = time.monotonic()
-        self._second = self._in_second = 0
+        self._fed_s = self._saved_s = time.monotonic()
 
     @contextmanager
-    def admit(self, most: int) -> Iterator[None]:
-        """Admit a frame, which is on its way inside the block, of at most `most` a second.
-        HTTPException, 409, 429.
-        """
+    def admit(self) -> Iterator[None]:
+        """Admit a frame, which is on its way inside the block. HTTPException, 409: another is."""
         if self.busy:
             raise HTTPException(
                 409, "a frame of this session is on its way; send the next one after its reply"
-            )
-        second = int(time.monotonic())
-        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
-        if self._in_second > most:
-            raise HTTPException(
-                429, f"a session takes at most {most} frames a second", {"Retry-After": "1"}
             )
         self.busy = True
         try:
@@ -147,7 +136,7 @@ class _FedSession:
         finally:
             self.busy = False
 
-    def push(self, image: Any, time_s: float | None) -> dict[str, Any]:
+    def push(self, image: Any, time_s: float | None) -> JsonObject:
         """Watch a frame at a stream time, by default that of the clock; return the reply.
         ConfigError, StateError.
         """
@@ -176,15 +165,12 @@ class _FedSession:
         if steps and self._every.is_due(steps, clock.stream_time_s - saved.stream_time_s, passed_s):
             self.commit()
         found = {"frame_index": self.frames - 1, "stream_time_s": time_s, "steps": clock.steps}
-        # A session is asked. It says nothing to a frame.
+        # Answers come at /v1/chat/completions; the protocol wants a text here.
         return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
 
-    def is_over(self, limits: FedSessionLimits) -> bool:
-        """Return True if it is too old, or nobody feeds it."""
-        now_s = time.monotonic()
-        return not self.busy and (
-            now_s > self._fed_s + limits.idle_s or now_s > self._opened_s + limits.age_s
-        )
+    def is_idle(self, idle_s: float) -> bool:
+        """Return True if nobody has fed it for so long."""
+        return not self.busy and time.monotonic() > self._fed_s + idle_s
 
     def commit(self, *, complete: bool = False) -> None:
         """Write the state. StateError."""
@@ -220,7 +206,7 @@ class FedSessions:
             )
         return found
 
-    def open(self, asked: _SessionRequest) -> dict[str, Any]:
+    def open(self, asked: _SessionRequest) -> JsonObject:
         """Begin a session, or go on with the state of its name; return the reply.
 
         HTTPException: it is fed already, or there are too many. ConfigError: it cannot be as asked.
@@ -272,7 +258,7 @@ class FedSessions:
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
 
-    def push(self, name: str, fed: _FedSession, image: Any, time_s: float | None) -> dict[str, Any]:
+    def push(self, name: str, fed: _FedSession, image: Any, time_s: float | None) -> JsonObject:
         """Watch a frame; return the reply. Raises as `find` and `_FedSession.push`."""
         if self.find(name) is not fed:
             raise HTTPException(409, "this session was put away meanwhile")
@@ -282,7 +268,7 @@ class FedSessions:
             if not fed.session.intact:
                 self._drop(name)
 
-    def close(self, name: str, *, complete: bool = True) -> dict[str, Any]:
+    def close(self, name: str, *, complete: bool = True) -> JsonObject:
         """Commit a session and put it away; return the reply. StateError: it is still there."""
         fed = self.find(name)
         fed.commit(complete=complete)
@@ -292,7 +278,7 @@ class FedSessions:
     def put_away(self, *, every_one: bool = False) -> None:
         """Commit and put away what is over, or every one."""
         for name in [
-            name for name, one in self._fed.items() if every_one or one.is_over(self.limits)
+            name for name, one in self._fed.items() if every_one or one.is_idle(self.limits.idle_s)
         ]:
             try:
                 self.close(name, complete=False)

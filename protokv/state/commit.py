@@ -36,6 +36,8 @@ from protokv.errors import (
     escape_text,
 )
 
+StatePath = str | os.PathLike[str]
+
 _NO_STATE = "the file is damaged, or is not a state of protokv"
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write elsewhere"),
@@ -120,7 +122,9 @@ def recover_state(path: Path) -> None:
 
 
 def find_state_place(path: Path) -> Path:
-    """Return where a state is to be read: while a commit replaces it, it may lie aside."""
+    """Return the path to read a state from: while a commit replaces a folder, the old one lies
+    aside.
+    """
     aside = _hidden(path, "previous")
     return aside if not os.path.lexists(path) and os.path.lexists(aside) else path
 
@@ -184,7 +188,7 @@ def remove_entry(path: Path) -> None:
 
 
 @contextmanager
-def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
+def lock(path: StatePath) -> Iterator[bool]:
     """Hold the right to write to `path`, without waiting for it. StateLocked if any process holds
     it; StateError.
 
@@ -217,7 +221,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
             found.release()
 
 
-def is_locked(path: str | os.PathLike[str]) -> bool:
+def is_locked(path: StatePath) -> bool:
     """Return True while a process holds the right to write to `path`, as far as this can be
     known.
     """
@@ -235,7 +239,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+def explain_write_errors(path: StatePath) -> Iterator[None]:
     """Turn an error of the system into a StateError with a hint."""
     try:
         yield
@@ -252,7 +256,7 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+def explain_read_errors(path: StatePath) -> Iterator[None]:
     """Turn errors of reading a state into a StateError that names its path; those of a library are
     StateCorrupt.
     """
@@ -264,8 +268,7 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except errors.ProtoKVError:
         raise
     except Exception as error:
-        # A name for its cause here would make a cycle of frames, with the session of who reads
-        # among them.
+        # Bind the cause to no variable here: the traceback would keep the reader's session alive.
         raise _explain_read_error(where, error) from error
 
 
@@ -281,7 +284,7 @@ def _explain_read_error(where: str, error: Exception) -> StateError:
     return StateError(f"cannot read the state {where}: {errors.format_os_error(why)}")
 
 
-def make_state_not_found(path: str | os.PathLike[str]) -> StateNotFound:
+def make_state_not_found(path: StatePath) -> StateNotFound:
     """Return the error of a state that does not exist."""
     hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
     return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)

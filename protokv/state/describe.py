@@ -6,7 +6,6 @@ itself.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from contextlib import suppress
@@ -37,12 +36,13 @@ from protokv.state.store import (
     refuse_input_as_target,
 )
 from protokv.state.thumbnails import Thumbnails
+from protokv.texts import JsonObject
 from protokv.words.transcript import Transcript
 
 
 def describe_state(
     path: StatePath, *, at_s: float | None = None, digests: bool = True
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the JSON document of a state, or of its newest kept commit not after `at_s`.
     StateError.
 
@@ -186,7 +186,7 @@ def _read_shape(state: State) -> MemoryShape:
 
 def convert_state(
     path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write the same state in the form that the path `target` chooses; return paths and stored
     bytes.
 
@@ -208,7 +208,7 @@ def convert_state(
     return {"state": str(path), "output": str(target), "bytes": written}
 
 
-def compare_states(a: State, b: State) -> dict[str, Any]:
+def compare_states(a: State, b: State) -> JsonObject:
     """Return how two states differ, as a JSON document: bit for bit, so 0.0 and -0.0 differ, and
     NaNs of other bits.
 
@@ -220,9 +220,8 @@ def compare_states(a: State, b: State) -> dict[str, Any]:
     header = [
         {"field": name, "a": ours.get(name), "b": theirs.get(name)}
         for name in {**ours, **theirs}
-        if name not in ours
-        or name not in theirs
-        or json.dumps(ours[name]) != json.dumps(theirs[name])
+        # In Python 0 equals False.
+        if repr(ours.get(name, ...)) != repr(theirs.get(name, ...))
     ]
     names = sorted({*a.tensors, *b.tensors})
     found = [_compare_tensors(name, a.tensors.get(name), b.tensors.get(name)) for name in names]
@@ -235,7 +234,7 @@ def compare_states(a: State, b: State) -> dict[str, Any]:
     }
 
 
-def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str, Any] | None:
+def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> JsonObject | None:
     forms = [
         one if one is None else f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
         for one in (a, b)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from protokv.bucket import list_bucket
 from protokv.errors import ConfigError, StateError, StateNotFound
@@ -17,6 +16,7 @@ from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.store import STATE_FORMS, is_remote_state
+from protokv.texts import JsonObject
 
 _COLUMNS = (
     "stream_time_s",
@@ -75,14 +75,14 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
         yield from ((name, str(Path(where, name))) for name in seen)
 
 
-def describe_states(place: str) -> Iterator[dict[str, Any]]:
+def describe_states(place: str) -> Iterator[JsonObject]:
     """Yield a row per state, sorted by name: plain JSON, with unknown values as None. StateNotFound
     if there is none.
 
     `failure` says why a state cannot be read.
     """
     for state in find_states(place):
-        row: dict[str, Any] = {
+        row: JsonObject = {
             "state": state,
             "source": None,
             "complete": False,

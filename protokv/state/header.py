@@ -30,6 +30,7 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, StateError, StateMismatch, escape_text
+from protokv.texts import JsonObject
 from protokv.version import __version__
 
 FORMAT_VERSION = 1
@@ -74,9 +75,9 @@ class StateHeader:
     format_version: Annotated[int, msgspec.Meta(ge=1)] = FORMAT_VERSION
     created_by: str = f"protokv {__version__}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the fields as plain values."""
-        found: dict[str, Any] = msgspec.to_builtins(
+        found: JsonObject = msgspec.to_builtins(
             {f.name: getattr(self, f.name) for f in fields(StateHeader)}
         )
         if self.backbone.revision is None:
@@ -166,7 +167,7 @@ def seal_header(state: State) -> str:
             raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
     try:
         _check_names(state.tensors)
-        document: dict[str, Any] = {
+        document: JsonObject = {
             "header": state.to_json(),
             "digests": digest_tensors(state.tensors),
         }

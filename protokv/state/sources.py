@@ -24,9 +24,10 @@ import msgspec
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, escape_text
 from protokv.state.header import StateHeader
+from protokv.texts import JsonObject
 
-# The newest gaps and anchors of a live source are kept; differences below `_STEADY_S` are
-# adjustments of a clock.
+# The most gaps and anchors of a live source that are kept, the newest ones. A clock that was
+# adjusted by less than `_STEADY_S` needs no new anchor.
 _MOST = 64
 _STEADY_S = 2.0
 
@@ -38,9 +39,7 @@ MOST_ANSWER_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class VideoPlace:
-    """Where a video file stands in a stream: it was watched from `offset_s` of it on, from stream
-    time `start_s` on.
-    """
+    """Where a video file stands in a stream: its time `offset_s` is the stream time `start_s`."""
 
     name: str  # of the file, without a folder
     digest: str  # of its content
@@ -71,8 +70,8 @@ def list_video_places(header: StateHeader) -> list[VideoPlace]:
 
 
 def find_video_place(places: Sequence[VideoPlace], stream_s: float) -> VideoPlace | None:
-    """Return the video that is seen at a stream time; None where its times are those of the
-    stream: there is one video, from its beginning on.
+    """Return the video that is seen at a stream time; None if the stream is one video from its
+    beginning on, so that both have the same times.
     """
     if len(places) < 2 and not any(place.offset_s for place in places):
         return None
@@ -91,10 +90,10 @@ class StreamSegment:
 
     first_step: int = 0  # its place in the stream
     start_s: float = 0.0  # stream time
-    earlier: tuple[dict[str, Any], ...] = ()  # records of the sources before it, in order
+    earlier: tuple[JsonObject, ...] = ()  # records of the sources before it, in order
     done: bool = False  # the stream has watched it to its end
 
-    def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, source: Mapping[str, Any]) -> JsonObject:
         """Return the value of `StateHeader.source` while this source is watched."""
         place = {"first_step": self.first_step, "start_s": self.start_s, "earlier": [*self.earlier]}
         return {**source, **(place if self.earlier else {})}
@@ -129,9 +128,9 @@ def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
 
 
 def find_notice(header: StateHeader) -> str:
-    """Return what to say of every answer of a state whose model cannot read what it has watched:
-    an embedded one, which reads drawn shapes alone. Empty otherwise, or if a state of before does
-    not tell. Raises as `read_last_segment`.
+    """Return the notice for every answer of a state whose model cannot read its video: embedded
+    models read drawn shapes alone. Empty for other states, and for those of older versions, which
+    do not say whether their video is drawn. Raises as `read_last_segment`.
     """
     sources = [one for one in list_state_sources(header) if one]
     # Clients push frames of their own.
@@ -192,7 +191,7 @@ class _Record:
     damage: Any = None
 
 
-def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
+def describe_state_sources(header: StateHeader) -> list[JsonObject]:
     """Return a plain JSON record of each source, in order.
 
     Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time),
@@ -223,8 +222,8 @@ def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
 def clip_source_end(
     reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock
 ) -> float:
-    """Return the stream time at which a source ended; its last step may reach beyond that, to
-    `reached_s`.
+    """Return the stream time at which a source ended. Its last step reaches to `reached_s`, which
+    may be later.
     """
     if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
@@ -277,8 +276,8 @@ class WallClockLog:
 
     # another stream of the same camera has another
     stream: str = field(default_factory=lambda: uuid.uuid4().hex)
-    # Pairs of stream time and real time; both run alike between two of them. The first is the
-    # beginning.
+    # Pairs of stream time and real time, which run at one rate from each pair to the next. The
+    # first pair is the beginning.
     anchors: list[tuple[float, float]] = field(default_factory=list)
     gaps: list[StreamGap] = field(default_factory=list)  # the newest, oldest first
     gaps_in_all: int = 0
@@ -329,17 +328,17 @@ class WallClockLog:
         until_s = math.inf
         for stream_s, since_s in reversed(self.anchors):
             if since_s <= real_s:
-                # Real time between two anchors may be longer than stream time; the rest belongs to
+                # Real time may be longer than stream time between two anchors; the rest of it is at
                 # the next anchor.
                 return min(stream_s + real_s - since_s, until_s)
             until_s = stream_s
-        # A clock that was set back: the time after it, counted back, may lie between two anchors.
+        # After a clock was set back: count from the next anchor back to a time between two anchors.
         for (from_s, _), (stream_s, since_s) in pairwise(self.anchors):
             if (at_s := stream_s - since_s + real_s) >= from_s:
                 return at_s
         return -math.inf
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Describe the log for people, with real times as dates in UTC."""
 
         def date(real_s: float) -> str:

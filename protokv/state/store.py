@@ -42,6 +42,7 @@ from protokv.errors import (
     did_you_mean,
 )
 from protokv.state import commit as files
+from protokv.state.commit import StatePath as StatePath
 from protokv.state.commit import (
     explain_read_errors,
     explain_write_errors,
@@ -68,8 +69,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-StatePath = str | os.PathLike[str]
-
 STATE_FORMS: dict[str, StateForm] = {
     one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())
 }
@@ -78,8 +77,8 @@ _DEFAULT_SUFFIX = SafetensorsForm.suffix
 # The name of a kept commit is that of the state with this appended, its stream time.
 _KEPT_SUFFIX = re.compile(r"@(\d{6,}\.\d{3})s$")
 
-# File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits
-# take some of them.
+# File systems allow names of 255 bytes. The suffix, and what kept and unfinished commits add to a
+# name, need the rest.
 _LONGEST_STEM_BYTES = 200
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
@@ -136,15 +135,15 @@ class StateStore:
     @contextmanager
     def _hold(self) -> Iterator[bool]:
         with lock(self.path) as held:
-            # What cannot be finished now, the next writer in the folder finishes.
+            # The next writer in the folder finishes what cannot be finished now.
             with suppress(OSError):
                 for left in list(self._target.parent.glob(".*.partial")):
                     self._finish(left)
             yield held
 
     def _finish(self, left: Path) -> None:
-        """Name the old state that a killed commit had taken out; remove what is none, of any state
-        here.
+        """Finish what a killed commit left: give the old state its name as a kept commit if it is
+        one, and remove anything else.
         """
         path = left.with_name(left.name[1:].removesuffix(".partial"))
         if find_state_suffix(path) is None:
@@ -239,8 +238,7 @@ class StateStore:
                         raise StateCorrupt(f"it is no {self.form.suffix}")
                     found = read(self.form.map(seen[0]))
                 except Exception:
-                    # A folder may have been read in part from the old state, and in part from the
-                    # new one.
+                    # Half of a folder may be of the old state, and half of the new one.
                     if identify() == seen:
                         raise
                     continue
@@ -288,9 +286,7 @@ class _BucketStore(StateStore):
         self._mode: PutMode = "create"
 
     def check_target(self) -> None:
-        """Ask for the object, and remember which one is there; of a missing one, ask for its
-        bucket.
-        """
+        """Remember which object is there. If there is none, ask whether there is such a bucket."""
         with _explain(self._address, "write"):
             try:
                 self._mode = _condition(self._bucket.head(self._key))
@@ -364,7 +360,7 @@ def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
 
 
 @contextmanager
-def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
+def _explain(address: StatePath, doing: str) -> Iterator[None]:
     try:
         with explain_bucket_errors(os.fspath(address), doing):
             yield
@@ -411,7 +407,7 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
     if keep is not None and keep < 1:
         raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
     if find_invalid_character(str(path)) is not None:
-        # Found out by the libraries of the forms only when a whole video is watched.
+        # The libraries would say so only after a whole video was watched.
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
     suffix = find_state_suffix(path)
     outside = is_remote_state(path)

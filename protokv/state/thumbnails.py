@@ -125,11 +125,11 @@ class Thumbnails(SessionAttachment):
 
 
 def make_thumbnail(image: _Picture) -> _Picture:
-    """Return an RGB picture `[h, w, 3]`, uint8, with at most `THUMBNAIL_SIDE` a side; of more it
-    keeps over half.
+    """Return an RGB picture `[h, w, 3]`, uint8, whose sides have at most `THUMBNAIL_SIDE` pixels,
+    and more than half of these if it was larger.
     """
-    # Means of whole blocks take a sixth of the time of a filter, and every step is shrunk: it may
-    # be the last one.
+    # Every step is shrunk, since it may be the last one. Means of whole blocks take a sixth of the
+    # time of a filter.
     return np.asarray(
         Image.fromarray(image).reduce(math.ceil(max(image.shape[:2]) / THUMBNAIL_SIDE))
     )

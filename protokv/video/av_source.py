@@ -72,9 +72,9 @@ class AVSource(Source):
     """One video, read with PyAV. See `Source` for the contract, and `open_container` for the
     arguments.
 
-    `size` is width and height of the frames to give; None: those of the first frame. Opening fails
-    once `should_stop`, asked while a pipe is waited for, returns True. SourceError: as
-    `open_container`, or no picture can be had.
+    All frames are scaled to the width and height in `size`; None: those of the first frame.
+    `should_stop` is asked while opening waits for a pipe; once it returns True, opening fails.
+    SourceError: as `open_container`, or no picture can be read.
     """
 
     decoder = "pyav"
@@ -121,7 +121,7 @@ class AVSource(Source):
     def close(self) -> None:
         """End any reading, and the connection; remove the copy of a file that was fetched."""
         super().close()
-        # The function that asked until now holds this source, and may hold a session.
+        # Let go of the last `should_stop`: it may hold a session, which holds this source.
         self._should_stop: ShouldStop = lambda: True
         if self._opened is not None:
             self._opened.container.close()

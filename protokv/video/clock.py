@@ -31,26 +31,27 @@ LONGEST_PAUSE_S = 12 * 3600.0
 _BACK_S = 0.25
 _REORDER_S = 1.0
 
-# To confirm a leap, this much is read ahead at most, in seconds, packets and bytes; and so many
-# packets at least, more of them if the leaping packet may be reordered.
+# Packets after a leap are read ahead until they are this many seconds away from it, or until they
+# are too many, or have too many bytes. The last two numbers are the fewest packets: after a key
+# frame, and after another packet, which may be reordered.
 _CONFIRM_S = 10.0
 _CONFIRM_PACKETS = 600
 _CONFIRM_BYTES = 64 << 20
 _LEAST_PACKETS = 2
 _LEAST_REORDERED = 8
 
-# Counters that do not go on are a join where times do, and a part that is missing where the next
-# frame is later than this many lengths of a frame.
+# Counters of MPEG-TS that begin anew are a join, unless the next frame is late by more than this
+# many lengths of a frame: then a part is missing.
 _MISSING_STEPS = 0.75
 
-# FFmpeg marks one of the last packets before a join as corrupt: counters of MPEG-TS begin anew
-# there. The first key frame after it is among so many packets.
+# FFmpeg marks one of the last packets before a join as corrupt, since counters of MPEG-TS begin
+# anew there. The next key frame is among this many packets after the mark.
 _MARKED_BEFORE = 4
 
-# A frame may say that it stays for this long, even after the end that the file declares.
+# A frame may stay for this long, even beyond the declared end of the file.
 _HOLE_S = 2.0
 
-# Frames of a stream whose time stamps say nothing are this far apart at least.
+# Frames without useful time stamps are at least this far apart.
 _TICK_S = 1e-3
 
 
@@ -67,12 +68,12 @@ class PacketTiming:
     origin: int
     interval_s: float = 0.04  # the usual distance of two frames
     duration_s: float | None = None  # stream time of the end that the source states
-    declared_s: float | None = None  # the same, if it does not come from the times of the packets
-    # until when anything else than the packets of the pictures says that the source lasts
-    confirmed_s: float = 0.0
-    carried_s: float = math.inf  # no stream of so few bytes is longer
+    # the same, if a header states it apart from the times of the packets
+    declared_s: float | None = None
+    confirmed_s: float = 0.0  # the latest end that a header or another stream states
+    carried_s: float = math.inf  # the longest time that a file of these bytes can have
     has_pts: bool = True  # the container has presentation times
-    # without them: how much later the decoding time of a frame is than that of its packet
+    # without them: ticks from the decoding time of a packet to that of its frame
     delay: int = 0
 
     def time_s(self, ticks: int) -> float:
@@ -99,8 +100,8 @@ class PacketTiming:
         return ticks
 
     def latest_s(self, packet: Any) -> float:
-        """Return the latest stream time at which the frame of a packet is shown; infinity if
-        nothing tells.
+        """Return the latest stream time at which the frame of a packet may be shown; infinity if it
+        has no stamp.
         """
         ticks = self.stamp(packet)
         return math.inf if ticks is None else self.time_s(ticks + self.delay)
@@ -115,9 +116,10 @@ class PacketTiming:
 class PacketClock:
     """Moves the time stamps of packets so that they run on where they leap.
 
-    A leap that comes back is damage: its packets follow the one before, and no others are moved. A
-    leap back that stays is a join: an encoder began anew, or recordings were put together. A leap
-    ahead that stays is a pause, if that is credible. `account` is told of all but pauses.
+    Stamps that leap and come back are damage: only the leaping packets are moved, to follow the
+    one before them. Stamps that leap back and stay are a join: an encoder began anew, or
+    recordings were put together. Stamps that leap ahead and stay are a pause, if that is
+    credible. `account` notes damage and joins, and no pauses.
     """
 
     def __init__(self, timing: PacketTiming, account: FrameLosses, *, from_origin: bool) -> None:
@@ -126,8 +128,8 @@ class PacketClock:
         self._account = account
         self._last = timing.origin if from_origin else None
         self._longest_s = 0.0  # the longest pause so far
-        self._joined = 0  # ticks that the joins so far added
-        self._moved = 0  # ticks that are added to stamps now
+        self._joined = 0  # ticks that all joins so far add
+        self._moved = 0  # ticks that are added to stamps now: those of joins, and of damage
         # stamps of packets that are marked as corrupt only because a join follows
         self.excused: set[int] = set()
         end_s = timing.declared_s
@@ -144,7 +146,7 @@ class PacketClock:
                 plain_s = self._timing.seconds(mark + self._joined - last)
                 ahead_s = self._timing.seconds(mark + self._moved - last)
                 if -_REORDER_S <= plain_s <= LONGEST_GAP_S and abs(plain_s) < abs(ahead_s):
-                    # The damaged stamps are over: those of before go on.
+                    # The damage is over: stamps go on as before it.
                     self._moved = self._joined
                     ahead_s = plain_s
                 back = ahead_s < -_BACK_S and packet.is_keyframe
@@ -170,10 +172,10 @@ class PacketClock:
         return int(packet.duration or self._timing.length(self._timing.interval_s))
 
     def _excuse(self, packet: Any, mark: int, following: list[Any]) -> None:
-        """Excuse a packet that is marked as corrupt because another recording follows it, or a gap.
+        """Excuse a packet whose mark as corrupt means a join or a gap after it, not bad bytes.
 
-        FFmpeg marks it since the counters of MPEG-TS do not go on. Its own bytes may be whole, and
-        the decoder says so if they are not.
+        FFmpeg sets the mark because the counters of MPEG-TS do not go on. Where its bytes are bad,
+        the decoder says so. A missing part is noted in the account.
         """
         key = next((n for n, one in enumerate(following) if one.is_keyframe), None)
         if key is None or (found := _mark(following[key])) is None:
@@ -185,7 +187,7 @@ class PacketClock:
         step = self._step(packet)
         step_s = self._timing.seconds(step)
         stamps = [one.dts for one in following[key : key + 2] if one.dts is not None]
-        # FFmpeg marks a packet too early: the bytes may be missing behind the key frame.
+        # The mark may be early: bytes may be missing after the key frame.
         torn = self._timing.seconds(stamps[-1] - stamps[0]) > 2 * step_s if stamps else False
         if leaps:
             self.excused.add(mark)
@@ -209,7 +211,7 @@ class PacketClock:
         stays = _stays(at, last, step, [one + self._joined for one in later if one is not None])
         late = self._is_late(mark)
         if at > last and not late:
-            # Slides are shown for about as long as those before them.
+            # The next slide may stay twice as long as the longest one until now.
             confirmed = gap_s <= 2 * self._longest_s
             confirmed = confirmed or timing.time_s(at) <= timing.confirmed_s + _HOLE_S
             ends = len(later) < _LEAST_REORDERED and not packet.is_keyframe
@@ -220,9 +222,9 @@ class PacketClock:
                 self._longest_s = max(self._longest_s, gap_s)
                 return False
         if timing.time_s(last + step) > self._limit_s:
-            # Damaged lengths of frames must not add up to hours either.
+            # Long frames of a damaged file must not add up to hours.
             step = timing.length(_TICK_S)
-        # The first packet by time follows; packets are reordered.
+        # The earliest of the reordered packets comes right after the last one.
         run = [one for one in later[:_LEAST_REORDERED] if one is not None]
         run = [one for one in run if abs(timing.seconds(one - mark)) <= _REORDER_S]
         self._moved = last + step - min(mark, *run) if run else last + step - mark
@@ -237,7 +239,7 @@ class PacketClock:
     def _read_ahead(
         self, packets: Iterator[Any], waiting: deque[Any], packet: Any, ahead_s: float
     ) -> None:
-        """Let packets wait until they tell what becomes of the stamps after a packet."""
+        """Read packets ahead until their stamps decide what the leap of `packet` is."""
         least = _LEAST_PACKETS if packet.is_keyframe else _LEAST_REORDERED
         near_s = _CONFIRM_S if ahead_s > LONGEST_GAP_S else -1.0
         size = sum(one.size for one in waiting)
@@ -258,8 +260,8 @@ def _mark(packet: Any) -> Any:
 
 
 def _stays(at: int, last: int, step: int, later: list[int]) -> bool | None:
-    """Return whether stamps that leap from `last` to `at` go on there, and not where they were;
-    None if none follow.
+    """Return True if the stamps after a leap from `last` go on at `at`, False if they go back to
+    where they were, None if there are none.
     """
     stays = None
     for mark in later if at > last else later[:_LEAST_REORDERED]:
@@ -276,9 +278,8 @@ class ArrivalClock:
     """Times of the frames of one live connection, from 0 on and strictly increasing.
 
     Cameras begin with a frame without a time stamp, jump back to 0, and drift; networks deliver in
-    bursts. Frames keep their own spacing while it agrees with their arrival within `slack_s`; else
-    the arrival counts. `clock` gives seconds that only go forward. `later_s` is how much later the
-    times are than the frames' own.
+    bursts. A frame has its own time stamp plus `later_s` while that agrees with its arrival within
+    `slack_s`; otherwise it has the time of its arrival. `clock` gives seconds that only go forward.
     """
 
     def __init__(self, slack_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -288,7 +289,7 @@ class ArrivalClock:
         self._began_s: float | None = None
         self._last_s = -_TICK_S
         self._last_own_s: float | None = None
-        self._agreed = False  # `later_s` is that of this count
+        self._agreed = False  # `later_s` was found for this count of the camera
 
     def begin_anew(self) -> None:
         """Let the next frame begin a new count."""

@@ -18,8 +18,8 @@ from protokv.video.losses import FrameLosses
 from protokv.video.probe import STALE_MEMORY_DECODERS, StreamProbe
 from protokv.video.source import Frame, Image, ShouldStop
 
-# The header of these states a length; that of others comes from their last time stamps, or from
-# their bytes.
+# Containers whose header states a length. FFmpeg takes that of others from their last time stamps,
+# or from their bytes.
 _STATING = {"mov", "flv", "asf"}
 
 # A source that ends this many seconds before the end that it declares is not cut short.
@@ -68,10 +68,10 @@ class FrameDecoder:
     ) -> None:
         """Begin before the first packet of PyAV's stream; with `sought`, after a seek.
 
-        `convert` makes a picture of PyAV's frame, when somebody looks at it. With `after_key`,
-        frames shown before the first key frame are dropped: they need packets that are not here,
-        and never count as lost. A live stream has its times from `arrivals`, and its frames are not
-        matched with packets. `on_note` is told what is no damage.
+        `convert` makes a picture of PyAV's frame when somebody looks at it. With `after_key`,
+        frames before the first key frame are dropped and not counted as lost, since their packets
+        were skipped. The frames of a live stream have their times from `arrivals` and are not
+        matched with packets. `on_note` gets notes for the user that are no damage.
         """
         losses.matching = arrivals is None
         stream.codec_context.flush_buffers()
@@ -95,7 +95,7 @@ class FrameDecoder:
         self._clock = PacketClock(found.timing, losses, from_origin=not sought)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
-        """Give packets on the one clock of the reading, and None before those that begin a new
+        """Give packets with stamps of one clock, and None before a packet that begins a new
         count.
         """
         if self._arrivals is not None:
@@ -133,8 +133,8 @@ class FrameDecoder:
             self.check_end()
 
     def expected_s(self, packet: Any) -> float | None:
-        """Return the stream time of the frame that a packet should give; None if none is due or it
-        is unknown.
+        """Return the stream time of the frame that a packet should give; None if it should give
+        none, or the time is unknown.
         """
         if packet.pts is None or packet.is_discard or not self._timing.has_pts:
             return None
@@ -143,7 +143,7 @@ class FrameDecoder:
         return None if hidden else self._timing.time_s(packet.pts)
 
     def _expect(self, packet: Any) -> None:
-        """Note the frame that a packet should give, if it is one of those that can be decoded."""
+        """Await the frame that a packet should give, if it can be decoded."""
         due_s = self.expected_s(packet)
         if self._key_s is None and packet.is_keyframe:
             self._key_s = due_s if due_s is not None else -math.inf

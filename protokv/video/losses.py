@@ -21,9 +21,9 @@ class FrameLosses:
         self.start_s = 0.0  # where the reading begins
         self.interval_s = 0.04  # the usual distance of two frames
         self.on_note: Callable[[str], None] = lambda note: None  # told what is no damage
-        # a decoder met damage, counted or not; frames missing at the end of a file are none
+        # a decoder met damage, counted or not; frames that are missing at the end do not matter
         self.met = False
-        # packets and frames are one to one; if not, a failure counts, and else the missing frame
+        # each packet gives one frame, so missing frames count; otherwise failed packets count
         self.matching = True
         self._last_s = -math.inf
         self._awaited = set[float]()

@@ -41,8 +41,8 @@ _PICTURES = {"mjpeg", "png", "apng", "webp", "bmp", "gif", "tiff", "jpegls", "jp
 # Pixels that are wider, or higher, than this are a damaged header.
 _WIDEST_PIXEL = 8
 
-# These decoders show old memory where a frame is cut short, unless they are told to refuse such
-# frames; and where this mark is missing, after which the pixels come.
+# Decoders that show old memory for the missing part of a frame, unless they are told to refuse such
+# a frame. The mark stands before the pixels; a packet without it has none.
 STALE_MEMORY_DECODERS = {"mjpeg": b"\xff\xda"}
 
 # Packets that may fail, and bytes that are read, before the first frame.
@@ -53,13 +53,13 @@ _MOST_BYTES = 256 << 20
 # decoding holds.
 _WITHOUT_PTS = {"avi", "asf"}
 
-# The header of these declares an end, apart from the times of the frames.
+# Containers whose header declares an end apart from the times of the frames.
 _DECLARING = {"avi", "matroska"}
 
-# The length that these state is counted from 0, and not from where they begin.
+# Containers that count their length from time 0, although their first frame may be later.
 _COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 
-# No video has fewer bytes a second, not even slides of 90 minutes: its stamps jump.
+# The fewest bytes a second of any video, slides of 90 minutes included. Stamps that say less jump.
 _FEWEST_BYTES = 0.25
 
 # EXIF's numbers of the orientations that are mirrored
@@ -257,7 +257,7 @@ def _read_orientation(frame: Any) -> tuple[int, bool, int]:
         that, and the degrees clockwise that it asks for.
     """
     mirrored = _is_mirrored(frame)
-    # A mirror turns the axis of which FFmpeg tells the angle.
+    # FFmpeg gives the angle of an axis, which a mirror reverses.
     degrees = (180 * mirrored - frame.rotation) % 360
     return -90 * round(degrees / 90) % 360, mirrored, degrees
 
@@ -317,9 +317,8 @@ def convert_frame_to_rgb(frame: Any, info: SourceInfo, reformatter: Any) -> Pict
 
 
 def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> PacketTiming:
-    """Return when a stream begins and ends, as far as its header and its first packet are credible.
-
-    Lengths of 0 are not known.
+    """Return when a stream begins and ends, by its header and its first packet where they are
+    credible. A length of 0 is unknown.
     """
     name = container.format.name.partition(",")[0]
     base = stream.time_base
@@ -363,8 +362,8 @@ def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Pa
 
 
 def _origin(container: Any, base: Fraction, first: int, bound_s: float) -> int:
-    """Return the tick at which the container begins; that of the first packet, if that is far from
-    there.
+    """Return the tick at which the container begins; that of the first packet if the two are far
+    apart.
     """
     if container.start_time is None:
         return first
@@ -373,8 +372,8 @@ def _origin(container: Any, base: Fraction, first: int, bound_s: float) -> int:
 
 
 def _own_length_s(stream: Any) -> float:
-    """Return the length of the pictures, as the stream, or a tag of Matroska in words, states
-    it.
+    """Return the length of the pictures in seconds, from the stream or from a tag of Matroska; 0 if
+    it is not stated.
     """
     if stream.duration:
         return float(stream.duration * stream.time_base)

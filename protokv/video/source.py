@@ -190,9 +190,7 @@ class Source(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of it that is no damage, a sentence each; reading may add
-        some.
-        """
+        """Sentences for a user about the source that are no damage. Reading may add some."""
         return self._notes
 
     def add_note(self, note: str) -> None:
@@ -203,8 +201,8 @@ class Source(ABC):
     @property
     @abstractmethod
     def damage(self) -> SourceDamage:
-        """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its
-        start counts.
+        """Damage of the latest reading until now, from its start on; final once `frames` has
+        ended.
         """
 
     def frames(

@@ -1,9 +1,9 @@
 """From lines with markup to the texts of each step: `make_cues` makes `Cue`s of lines, `Subtitles`
 give them to steps.
 
-A cue is plain text: what was said, each row once. Notes on sounds go: `[music]`, and `(door slams)`
-on a row of its own. A speaker that WebVTT names stays, as `Mara: `. Rows go that the caption before
-still showed, as in captions that roll up.
+A cue is plain text: what was said, each row once. Notes on sounds are left out: `[music]`, and
+`(door slams)` on a row of its own. A speaker that WebVTT names stays, as `Mara: `. Captions that
+roll up show a row again; a row that the caption before showed is left out.
 
 A cue belongs to the step that holds its middle. Where its words have times of their own, each word
 belongs to the step in which it begins. So a step's texts follow from the cues and the step's
@@ -65,8 +65,8 @@ class Cue:
 
 
 def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
-    """Give, in the order of time, what each line of a track says that the line before it did
-    not.
+    """Give a cue for each line, in the order of time, without the rows that the line before it
+    showed.
     """
     last = list[str]()
     until_s = -1.0
@@ -89,9 +89,7 @@ def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
 
 
 def _split_row(text: str) -> list[tuple[float | None, str]]:
-    """Return the words of a row, each with its start; one piece without a time if its words have
-    none.
-    """
+    """Return the words of a row, each with its start. Words without times are one piece."""
     pieces: list[tuple[float | None, str]] = []
     time_s: float | None = None
     within = False

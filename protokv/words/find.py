@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from protokv.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.texts import JsonObject
 from protokv.video.address import source_kind
 from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
@@ -49,10 +50,11 @@ _MARKS = _FORCED | _FULL | {"sdh", "cc", "hi"}
 
 
 class _SubtitleFile(NamedTuple):
-    """A file of subtitles beside a video; the least one is meant.
+    """A file of subtitles beside a video; the smallest one is taken.
 
-    Full ones come first, then the plain name, then English, then those with the fewest other marks,
-    as of the hearing-impaired. The language has two letters; it is empty where the name has none.
+    Full subtitles come before forced ones, then a name without a language, then English, then the
+    name with the fewest marks such as `sdh`. The language has two letters; it is empty where the
+    name has none.
     """
 
     forced: bool
@@ -94,10 +96,10 @@ def find_subtitles(source: Source, video: object, choice: str, start_s: float = 
 
 
 def find_subtitle_file(video: object, choice: str, *, forced: bool = True) -> str | None:
-    """Return the file of subtitles, or the object, that is meant for a video; None: none.
+    """Return the file or object with the subtitles of a video; None: there is none.
 
-    Without `forced`, one whose name says that it has foreign speech alone is not meant: a track is
-    better. SourceNotFound: the named file is not there.
+    Without `forced`, a file of foreign speech alone, by its name, does not count, since a text
+    track is better. SourceNotFound: the named file is not there.
     """
     if choice == SUBTITLES_OFF:
         return None
@@ -140,7 +142,7 @@ def shorten_language(language: str) -> str:
     return "" if first == "und" else _TWO_LETTERS.get(first, first)
 
 
-def describe_subtitle_file(file: str) -> dict[str, Any]:
+def describe_subtitle_file(file: str) -> JsonObject:
     """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be
     read.
     """
@@ -174,14 +176,14 @@ def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def identify_subtitles(record: Mapping[str, Any] | None) -> dict[str, Any]:
+def identify_subtitles(record: Mapping[str, Any] | None) -> JsonObject:
     """Return what of a record tells subtitles apart; empty for none."""
     return {
         name: value for name, value in (record or {}).items() if name not in ("lost", "encoding")
     }
 
 
-def _read(record: dict[str, Any], read: Callable[[], SubtitleLines]) -> Subtitles:
+def _read(record: JsonObject, read: Callable[[], SubtitleLines]) -> Subtitles:
     try:
         lines, lost, note = read()
     except SourceError as error:

@@ -6,7 +6,7 @@ import io
 import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -127,9 +127,7 @@ def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_pat
         assert call("/porch/frame", encode(FRAMES[2], "JPEG"))[1]["stream_time_s"] >= 1.0
 
 
-def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_many_a_second(
-    tmp_path: Path,
-) -> None:
+def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time(tmp_path: Path) -> None:
     sessions = FedSessions(
         StateFolder(tmp_path, MockBackbone()),
         IngestOptions(config=CONFIG),
@@ -138,12 +136,8 @@ def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_ma
     one = sessions.find(sessions.open(parse_session_request(b""))["session_id"])
     with pytest.raises(HTTPException, match="503"):
         sessions.open(parse_session_request(b""))
-    with one.admit(9), pytest.raises(HTTPException, match="409"), one.admit(9):
+    with one.admit(), pytest.raises(HTTPException, match="409"), one.admit():
         pass
-    with pytest.raises(HTTPException, match="429"), ExitStack() as admitted:  # noqa: PT012
-        for _ in range(9):
-            admitted.enter_context(one.admit(2))
-            admitted.close()
 
 
 @pytest.fixture(scope="module")

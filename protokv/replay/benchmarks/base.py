@@ -39,6 +39,9 @@ class BenchmarkVideo:
     clip_s: tuple[float, float] | None = None
 
 
+AskedQuestions = Iterator[tuple[BenchmarkVideo, ReplayQuestion]]
+
+
 class Benchmark(ABC):
     """A data set and its protocol."""
 
@@ -64,9 +67,7 @@ class Benchmark(ABC):
         )
 
     @abstractmethod
-    def read(
-        self, root: Path, notes: Counter[str]
-    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Yield each question of the annotations below a folder with its video, in their order.
 
         `notes` counts what is left out or differs from the publication. SourceNotFound: there are

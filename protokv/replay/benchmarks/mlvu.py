@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
 from protokv.replay.benchmarks.base import (
+    AskedQuestions,
     Benchmark,
     BenchmarkVideo,
     QuestionType,
@@ -62,9 +63,7 @@ class Mlvu(Benchmark):
     templates = (_PROMPT,)
     source = "https://github.com/JUNJIE99/MLVU"
 
-    def read(
-        self, root: Path, notes: Counter[str]
-    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read the files that are there; a missing one is noted."""
         # At least one of them must be there.
         find_annotations(root, [f"{task}.json" for task in _TASKS], self.name)

@@ -23,6 +23,7 @@ from string import ascii_uppercase
 from typing import Final
 
 from protokv.replay.benchmarks.base import (
+    AskedQuestions,
     Benchmark,
     BenchmarkVideo,
     QuestionType,
@@ -88,9 +89,7 @@ class OvoBench(Benchmark):
     templates = (_CHOICE, _COUNT, _STEP, _CLUE)
     source = "https://github.com/JoeLeelyf/OVO-Bench"
 
-    def read(
-        self, root: Path, notes: Counter[str]
-    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read all entries; each probe of a forward task is a question of its own."""
         for row in read_annotations(
             find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)

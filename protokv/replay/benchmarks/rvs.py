@@ -16,11 +16,11 @@ holds the clip alone, `clip_start_time` is subtracted when it is opened.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType
+from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
 from protokv.replay.benchmarks.files import find_annotations, find_dataset_file, read_annotations
 from protokv.replay.questions import F1_SCORING_RULE, LEAST_RIGHT_F1, ReplayQuestion, score_token_f1
 
@@ -52,9 +52,7 @@ class _Rvs(Benchmark):
     annotations: ClassVar[tuple[str, ...]]
     originals: ClassVar[tuple[str, ...]]
 
-    def read(
-        self, root: Path, notes: Counter[str]
-    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read the conversion, and the types from the original if it is there."""
         path = find_annotations(root, self.annotations, self.name)
         original = find_dataset_file(root, self.originals)

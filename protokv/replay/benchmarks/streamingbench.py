@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType
+from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
 from protokv.replay.benchmarks.files import (
     AnnotationRecord,
     find_annotations,
@@ -61,9 +60,7 @@ class StreamingBench(Benchmark):
     source = "https://github.com/THUNLP-MT/StreamingBench"
     fps = 1.0
 
-    def read(
-        self, root: Path, notes: Counter[str]
-    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read either form; entries about one video become one stream."""
         path = find_annotations(
             root, ("questions_real.json", "questions_real_stream.json"), self.name

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from protokv.replay.benchmarks.base import (
+    AskedQuestions,
     Benchmark,
     BenchmarkVideo,
     QuestionType,
@@ -55,9 +56,7 @@ class VideoMme(Benchmark):
     templates = (_PROMPT,)
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
 
-    def read(
-        self, root: Path, notes: Counter[str]
-    ) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
+    def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read the table; all questions are asked at the end."""
         names = (
             "test-00000-of-00001.parquet",
