@@ -30,10 +30,16 @@ def calibrate_answers(rows: Iterable[AnswerRow]) -> list[Calibration]:
     ConfigError: a memory has fewer than two questions, or rows of before do not say how sure an
     answer was.
     """
-    groups = defaultdict[tuple[str, int], dict[tuple[str, str], AnswerRow]](dict)
-    for row in sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest()):
-        groups[row.memory, row.budget].setdefault((row.video, row.question_id), row)
-    return [_calibrate(list(group.values())) for group in groups.values()]
+    groups = defaultdict[tuple[str, int], list[AnswerRow]](list)
+    for row in rows:
+        groups[row.memory, row.budget].append(row)
+    return [_calibrate(_draw_questions(group)) for group in groups.values()]
+
+
+def _draw_questions(rows: Iterable[AnswerRow]) -> list[AnswerRow]:
+    """Return a row of each question, in an order that only the rows decide."""
+    drawn = sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest())
+    return list({(row.video, row.question_id): row for row in drawn}.values())
 
 
 def _calibrate(rows: Sequence[AnswerRow]) -> Calibration:
