@@ -1,11 +1,16 @@
 """Shared by all tests: no network, one thread, a tiny random model of the real architecture, loaded
 as a user would.
+
+What is heavy is imported where it is used: the process that shares tests among workers runs none.
 """
+
+from __future__ import annotations
 
 import gc
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Forked tokenizer threads warn, and warnings are errors here.
@@ -13,16 +18,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Of every process that a test starts; read when torch and numpy are loaded.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("PROTOKV_TEST_THREADS", "1")
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from protokv.backbones import load_backbone
-from protokv.core.backbone import Backbone
-from protokv.memories import MemoryConfig
-from protokv.stream.session import Session
-from tests.backbones.tiny import write_qwen2_5_vl
+if TYPE_CHECKING:
+    import numpy as np
+
+    from protokv.core.backbone import Backbone
+    from protokv.memories import MemoryConfig
+    from protokv.stream.session import Session
 
 # It takes a quarter of the time in which tests are imported; on again when all of them are.
 gc.disable()
@@ -73,6 +77,8 @@ def _one_seed_and_few_threads() -> None:
     """Draw the same numbers whichever tests ran before, on one thread: more show what a sum in
     several parts does.
     """
+    import torch
+
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("PROTOKV_TEST_THREADS", "1")))
 
@@ -90,6 +96,8 @@ def _memory_that_is_not_written_holds_nan(request: pytest.FixtureRequest) -> Ite
     """Where memories are tested, fill the memory of `torch.empty` with NaN; a nondeterministic
     kernel raises.
     """
+    import torch
+
     if request.path.relative_to(Path(__file__).parent).parts[0] in ("core", "memories", "stream"):
         # `use_deterministic_algorithms` does the same, and imports torch's compiler for it.
         torch.set_deterministic_debug_mode("error")
@@ -99,16 +107,22 @@ def _memory_that_is_not_written_holds_nan(request: pytest.FixtureRequest) -> Ite
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.backbones.tiny import write_qwen2_5_vl
+
     return write_qwen2_5_vl(tmp_path_factory.mktemp("tiny-qwen2-5-vl"))
 
 
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> Backbone:
+    from protokv.backbones import load_backbone
+
     return load_backbone(str(tiny_folder), device="cpu", dtype="float32")
 
 
 def watched(backbone: Backbone, config: MemoryConfig, frames: Iterable[int]) -> Session:
     """Return a session that watched a step of random frames of each of these seeds."""
+    from protokv.stream.session import Session
+
     session = Session.start(backbone, config)
     for seed in frames:
         session.watch(random_frames(seed, backbone.frames_per_step))
@@ -116,6 +130,8 @@ def watched(backbone: Backbone, config: MemoryConfig, frames: Iterable[int]) -> 
 
 
 def random_frames(seed: int, n_frames: int = 2, height: int = 60, width: int = 90) -> np.ndarray:
+    import numpy as np
+
     return np.random.default_rng(seed).integers(
         0, 256, (n_frames, height, width, 3), dtype=np.uint8
     )

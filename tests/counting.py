@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -82,7 +83,13 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Recording(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A mode that nobody compiles: torch would say so at every call, in a fifth of the time."""
+
+    _should_skip_dynamo = classmethod(lambda cls: False)
+
+
+class Recording(Mode):
     """Records operations, to replay them and to compare them with those of another run.
 
     Attributes:
@@ -125,16 +132,24 @@ class Recording(TorchDispatchMode):
             value.storage_offset(),
         )
 
+    @cached_property
+    def _runs(self) -> list[tuple[Any, Any, Any, list[Any]]]:
+        """The calls that are run again, with the leaves of their results."""
+        # In inference mode some operations return a view or a copy, as they can.
+        return [
+            (func, args, kwargs, tree_leaves(result))
+            for func, args, kwargs, result in self._calls
+            if not (_is_view(func) and _share_memory(args, result))
+        ]
+
     def replay(self) -> None:
         """Run all again on the same memory."""
-        for func, args, kwargs, result in self._calls:
-            # In inference mode some operations return a view or a copy, as they can.
-            if not (_is_view(func) and _share_memory(args, result)):
-                again = func(*args, **kwargs)
-                for held, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                    if isinstance(held, torch.Tensor) and held is not new:
-                        # Some operations squeeze in place what another one returned.
-                        held.copy_(new.view_as(held))
+        for func, args, kwargs, leaves in self._runs:
+            again = func(*args, **kwargs)
+            for held, new in zip(leaves, tree_leaves(again), strict=True):
+                if isinstance(held, torch.Tensor) and held is not new:
+                    # Some operations squeeze in place what another one returned.
+                    held.copy_(new if new.shape == held.shape else new.view_as(held))
 
 
 def by_mask(indices: Any) -> bool:
@@ -173,6 +188,7 @@ def _share_memory(given: Any, result: Any) -> bool:
     return not next(some).isdisjoint(next(some))
 
 
+@cache
 def _is_view(func: Any) -> bool:
     returned = func._schema.returns
     return bool(returned) and all(

@@ -15,8 +15,9 @@ quantized weights, times and peaks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -24,10 +25,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from protokv.device import graphs
-from tests.counting import INDEXING, WAITS, by_mask, record
+from tests.counting import INDEXING, WAITS, Mode, by_mask, record
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -120,27 +121,44 @@ def wait(name: str) -> None:
         raise RuntimeError(f"{name} while a graph is captured")
 
 
+@cache
+def name_of(func: Any) -> str:
+    """Return the name of an operation without its library and overload."""
+    return str(func._schema.name.split("::")[1])
+
+
+def _gather(values: Iterable[Any], found: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, list | tuple):
+            _gather(value, found)
+        else:
+            found.append(value)
+
+
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run one operation on the CPU; its results are where CUDA would have them."""
-    name = func._schema.name.split("::")[1]
+    name = name_of(func)
     values: list[Any] = []
-    mapped(values.append, [*args, *kwargs.values()])
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    here = [one for one in tensors if isinstance(one, FakeCuda)]
+    _gather((*args, *kwargs.values()), values)
+    here = [value for value in values if isinstance(value, FakeCuda)]
+    others = [
+        value for value in values if isinstance(value, Tensor) and not isinstance(value, FakeCuda)
+    ]
     devices = [value for value in values if isinstance(value, torch.device)]
+    if name == "is_pinned":
+        return args[0].untyped_storage().data_ptr() in _pinned
     # A result is where the tensor is that is written to or indexed, else where any is.
-    decides = [args[0]] if name in BETWEEN and name != "to" else here
-    on_device = (
-        devices[0].type != "cpu" if devices else any(isinstance(one, FakeCuda) for one in decides)
-    )
+    if devices:
+        on_device = devices[0].type != "cpu"
+    elif name in BETWEEN and name != "to":
+        on_device = isinstance(args[0], FakeCuda)
+    else:
+        on_device = bool(here)
     if name == "scalar_tensor" and devices and devices[0].type == "meta":
         # A number that is written to CUDA by indices stands on the CPU first.
         on_device = False
-    if name == "is_pinned":
-        return args[0].untyped_storage().data_ptr() in _pinned
-    _check(
-        func, name, args, here, [one for one in tensors if not isinstance(one, FakeCuda)], on_device
-    )
+    if others:
+        _check(func, name, args, here, others, on_device)
     copied = not on_device and name in COPIES
     if here and (copied or name in WAITS or (name in INDEXING and by_mask(args[1]))):
         wait(name)
@@ -150,12 +168,14 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "histc":
         # The CPU counts floats only.
         args = (args[0].float(), *args[1:])
-    with _disable_current_modes():
+    # Mostly no other mode is left, and to ask that is quicker than to leave none.
+    modes = _disable_current_modes if torch._C._len_torch_dispatch_stack() else nullcontext
+    with modes():
         result: Any = _attend(func, *args, **kwargs) if name in ATTENTION else func(*args, **kwargs)
     if pinned:
         _pinned[result.untyped_storage().data_ptr()] = result
     # What was written in place, or returned as it was, stays the same object.
-    given = {id(data_of(one)): one for one in tensors if isinstance(one, FakeCuda) == on_device}
+    given = {id(data_of(one)): one for one in (here if on_device else others)}
 
     def placed(value: Any) -> Any:
         if not isinstance(value, Tensor) or id(value) in given:
@@ -259,7 +279,7 @@ def _attend_in_parts(
     return (torch.cat([one.transpose(0, 1) for one in each]), *(torch.zeros(()) for _ in range(4)))
 
 
-class _Placing(TorchDispatchMode):
+class _Placing(Mode):
     """Makes what is asked for on the device: factories have no tensor that would say so."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protokv.backbones import load_backbone
+from protokv.device import graphs
 from tests.backbones.tiny import write_smolvlm
 from tests.benchmarks import gpu, soak
 from tests.realsize.cost import cost
@@ -30,13 +31,16 @@ def visit(folder: Path, *parts: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in rows.read_text().splitlines()]
 
 
-def test_a_visit_measures_steps_and_kernels_and_each_part_ends_well(tmp_path: Path) -> None:
-    rows = visit(tmp_path, "prepare", "steps", "kernels")
-    assert {row["part"]: row["done"] for row in rows if "done" in row} == {
-        "prepare": 0,
-        "steps": 0,
-        "kernels": 0,
-    }
+def test_a_visit_measures_steps_and_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without graphs, which the program sets for its process.
+    monkeypatch.setattr(graphs, "_can_capture", lambda device: False)
+    for name in ("prepare", "steps", "kernels"):
+        part, _ = gpu.PARTS[name]
+        part(gpu.Visit(name, tmp_path / "rows", tmp_path, tiny=True), 0)
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert {row["part"] for row in rows} == {"prepare", "steps", "kernels"}
     (measured,) = (row for row in rows if "memory" in row)
     assert measured["same_logits"]
     parts = ("watch", "take", "vision tower", "forward", "memory", "ttft", "token")
@@ -51,6 +55,18 @@ def test_a_visit_runs_every_part_and_goes_on_to_the_same_bytes(tmp_path: Path) -
     assert [row["same_bytes"] for row in rows if "same_bytes" in row] == [True]
     assert [row["other_answers"] for row in rows if "compared" in row] == [0] * 4
     assert not any("error" in row for row in rows)
+
+
+def test_each_part_is_a_process_that_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["gpu", "--tiny", "--out", str(tmp_path), "--only", "kernels"]
+    monkeypatch.setattr(sys, "argv", asked)
+    gpu.main()
+    (path,) = tmp_path.glob("gpu-*.jsonl")
+    *measured, end = map(json.loads, path.read_text().splitlines())
+    assert [row["N"] for row in measured] == [60, 60]
+    assert (end["part"], end["done"]) == ("kernels", 0)
 
 
 def test_a_part_that_hangs_is_ended_and_says_so(

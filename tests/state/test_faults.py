@@ -119,11 +119,10 @@ def fatal_calls(act: Callable[[], object], instants: int) -> range:
     return range(1, calls, -(-calls // instants))
 
 
-def begin_anew(path: Path) -> None:
+def begin_anew(path: Path, made: Path) -> None:
+    """Put a copy of the folder `made`, where both commits were saved, in place of the folder."""
     shutil.rmtree(path.parent, ignore_errors=True)
-    path.parent.mkdir()
-    save(path, FIRST)
-    save(path, SECOND)
+    shutil.copytree(made, path.parent)
 
 
 def check_whole(path: Path) -> None:
@@ -170,9 +169,13 @@ def test_whatever_fails_at_any_call_leaves_a_whole_state(
 ) -> None:
     if kind == "killed without renameat2":
         monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
-    begin_anew(path := tmp_path / "work" / f"a{suffix}")  # in a folder of its own
+    made = tmp_path / "made"
+    made.mkdir()
+    for state in (FIRST, SECOND):
+        save(made / f"a{suffix}", state)
+    begin_anew(path := tmp_path / "work" / f"a{suffix}", made)  # in a folder of its own
     for fatal in fatal_calls(lambda: act(path, THIRD), instants):
-        begin_anew(path)
+        begin_anew(path, made)
         child = os.fork() if kind in KILLS else None
         if child:
             os.waitpid(child, 0)
