@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import asdict, dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -107,7 +107,7 @@ def read_questions(
                 yield UserQuestion(argument, where=where)
 
 
-_ERRORS: Final = "surrogateescape"  # a line that is no text is refused by itself
+_ERRORS = "surrogateescape"  # a line that is no text is refused by itself
 
 
 def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:

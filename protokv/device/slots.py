@@ -28,16 +28,21 @@ class SlotRows:
     ) -> None:
         L, H, N, D = size
         wide = kernels.uses_bias_columns(D, dtype, device)
-        held = (L, H, N + ANSWER_ROWS * wide, D + kernels.BIAS_COLUMNS * wide)
-        keys, values = (torch.zeros(held, dtype=dtype, device=device) for _ in range(2))
+        rows = N + ANSWER_ROWS * wide
+        columns = kernels.BIAS_COLUMNS * wide
+        keys = torch.zeros(L, H, rows, D + columns, dtype=dtype, device=device)
+        # Attention reads as many columns of values, and what it sums of these is left out. So they
+        # are the beginning of the next row; some numbers stand behind the last one.
+        self._numbers = torch.zeros(L * H * rows * D + columns, dtype=dtype, device=device)
+        values = self._numbers[: L * H * rows * D].view(L, H, rows, D)
         self.keys = keys[:, :, :N, :D]
-        self.values = values[:, :, :N, :D]
+        self.values = values[:, :, :N]
         self.bias = torch.full((L, H, N), -torch.inf, device=device)
         # with columns and the rows behind
-        self._wide = (keys, values) if wide else None
+        self._wide = (keys, self._numbers.as_strided(keys.shape, values.stride())) if wide else None
         # those of all heads together, and how many each of them has there
-        self._flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2)[:, :D])
-        self._of_head = held[2]
+        self._flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2))
+        self._of_head = rows
 
     def rows_from(self, first: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of all heads together, from slot `first` of the first head on,
@@ -65,8 +70,12 @@ class SlotRows:
 
     def beside(self) -> list[Tensor]:
         """Return what is held beside keys, values and bias."""
+        if self._wide is None:
+            return []
         N, D = self.keys.shape[2:]
-        return [part for wide in self._wide or () for part in (wide[:, :, :N, D:], wide[:, :, N:])]
+        keys, values = self._wide
+        behind = self._numbers[-kernels.BIAS_COLUMNS :]
+        return [keys[:, :, :N, D:], keys[:, :, N:], values[:, :, N:, :D], behind]
 
 
 def widen(keys: Tensor, values: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -136,8 +136,9 @@ class LiveSource(Source):
 
     @property
     def damage(self) -> SourceDamage:
-        """None: `log` counts what is lost and damaged."""
-        return SourceDamage()
+        """Of a pipe, which is read once. Of others none: `log` counts what is lost and damaged."""
+        once = self._reading if source_kind(self.address) == PIPE else None
+        return once.damage if once is not None else SourceDamage()
 
     def _read(self, request: FrameRequest) -> Iterator[Frame]:
         raise SourceUnreadable(f"{self.info.name} is live", hint="give it to ingest")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
@@ -28,8 +28,8 @@ from protokv.core.backbone import MOST_WORD_TOKENS, BackboneIdentity, ChatTurn, 
 from protokv.core.step import StepTokens
 from protokv.mini.network import MiniLanguageModel, MiniVisionTower, select_weights_by_prefix
 
-IDENTITY_FILE: Final = "identity.json"
-_FOLDERS: Final = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-order", "-words")}
+IDENTITY_FILE = "identity.json"
+_FOLDERS = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-order", "-words")}
 """`-order` has four more layers and also reads order and counts appearances; `-words` two more, and
 reads words too.
 """

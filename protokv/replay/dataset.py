@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,7 +153,7 @@ def _place(
     return min(at_s, length_s)
 
 
-TEXT_ONLY_VARIANT: Final = "text only"
+TEXT_ONLY_VARIANT = "text only"
 
 
 def complete_memory_variants(

@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.benchmarks import BENCHMARKS
@@ -40,7 +40,7 @@ class JudgeVerdict(NamedTuple):
     points: float
 
 
-JUDGE_SYSTEM: Final = (
+JUDGE_SYSTEM = (
     "You are an intelligent chatbot designed for evaluating the correctness of generative outputs "
     "for "
     "question-answer pairs. Your task is to compare the predicted answer with the correct answer "
@@ -51,7 +51,7 @@ JUDGE_SYSTEM: Final = (
     "- Evaluate the correctness of the prediction compared to the answer."
 )
 
-_JUDGE_USER: Final = (
+_JUDGE_USER = (
     "Please evaluate the following video-based question-answer pair:\n\n"
     "Question: {question}\nCorrect Answer: {expected}\nPredicted Answer: {prediction}\n\n"
     "Provide your evaluation only as a yes/no and score where the score is an integer value "
@@ -65,7 +65,7 @@ _JUDGE_USER: Final = (
     "string. For example, your response should look like this: {{'pred': 'yes', 'score': 4.8}}."
 )
 
-JUDGE_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{_JUDGE_USER}".encode()).hexdigest()[:12]
+JUDGE_HASH = hashlib.sha256(f"{JUDGE_SYSTEM}\0{_JUDGE_USER}".encode()).hexdigest()[:12]
 
 
 # The fields of a dictionary, alone or between other words

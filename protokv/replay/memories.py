@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig, MemoryConfig
 
-COMPARED_MEMORIES: Final = (
+COMPARED_MEMORIES = (
     "full",
     "durable",
     "continuity",

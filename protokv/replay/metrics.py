@@ -14,18 +14,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protokv.replay.rows import AnswerRow
 
-_DRAWS: Final = 2000
+_DRAWS = 2000
 # A number on fewer of either is marked: its interval is wide, or a few videos decide it.
 FEW_QUESTIONS = 100
 FEW_VIDEOS = 5
-_Z: Final = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
+_Z = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
 
 
 def bound_accuracy(right: int, n: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -194,8 +194,8 @@ def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = DELAY_LADDER_
     return fitting if len(fitting) <= 4 else [fitting[0], *fitting[-3:]]
 
 
-LEAST_RIGHT_F1: Final = 0.5
-F1_SCORING_RULE: Final = f"offline, token F1 of {LEAST_RIGHT_F1:g} or more"
+LEAST_RIGHT_F1 = 0.5
+F1_SCORING_RULE = f"offline, token F1 of {LEAST_RIGHT_F1:g} or more"
 """The rule for an open answer without a judge."""
 
 

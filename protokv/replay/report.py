@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from protokv.texts import JsonObject, format_count
 ReplayReport = Mapping[str, Any]
 _Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
 
-REPORT_COLUMNS: Final = (
+REPORT_COLUMNS = (
     "part",
     "name",
     "memory",
@@ -64,7 +64,7 @@ memory `than` on the same questions: the default memory, or the first one, at th
 that memory itself, the full cache.
 """
 
-_STARTS: Final = {
+_STARTS = {
     "evidence": "the time when the answer was last visible",
     "query": "the time that the question names",
     "end": "the end of the video",

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.questions import DelayStart
 from protokv.texts import JsonObject
 
-_PROTOCOL: Final = 1
+_PROTOCOL = 1
 """Grows when the same settings give other questions, times or frames."""
 _R = TypeVar("_R")
 
@@ -166,7 +166,7 @@ def _differ(old: Any, new: Any) -> tuple[str, str]:
 
 
 # The beginning of a row; only a torn row may be cut off.
-_ROW_START: Final = b'{"video": '
+_ROW_START = b'{"video": '
 
 
 def read_results_text(path: Path) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
 from protokv.replay.report import REPORT_COLUMNS, ReplayReport
 
-REPORT_NOTE: Final = (
+REPORT_NOTE = (
     "Right answers and their 95% interval. Difference: in points, at the longest delay, on the "
     "same questions; it may "
     f"be chance if the interval contains 0. *: fewer than {FEW_QUESTIONS} questions or "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from protokv.words.transcript import Transcript
 # The tensors that any state may have besides its memory.
 ATTACHED_TENSORS = (*Thumbnails.declare(), *Transcript.declare())
 
-OUTSIDE_KIND: Final = "protokv.Cache"
+OUTSIDE_KIND = "protokv.Cache"
 """What the settings of a state say whose tokens a model placed by itself."""
 
 

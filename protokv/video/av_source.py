@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import av
 from av.video.reformatter import VideoReformatter
 
-from protokv.errors import SourceUnreadable
+from protokv.errors import ProtoKVError, SourceUnreadable
 from protokv.mini import WORLD_COMMENT
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
@@ -30,6 +30,7 @@ from protokv.video.container import (
     open_container,
 )
 from protokv.video.decoding import FrameDecoder, skip_to_key_frame
+from protokv.video.joined import TS_PACKET_BYTES, JoinedPart
 from protokv.video.losses import FrameLosses
 from protokv.video.probe import StreamProbe, choose_video_stream, convert_frame_to_rgb, probe_stream
 from protokv.video.source import (
@@ -57,6 +58,9 @@ _HLS_SLACK_S = 60.0
 
 # Failures in a row of the demultiplexer of a file, which is asked again.
 _MOST_FAILURES = 1000
+
+# Recordings that were put together in one file.
+_MOST_PARTS = 1000
 
 
 class _Opened(NamedTuple):
@@ -141,7 +145,7 @@ class AVSource(Source):
         )
         stream, notes = choose_video_stream(container, self._name, self._max_pixels)
         self.texts = find_text_tracks(container) if self._kind == "file" else ()
-        packets = self._packets(container, stream, losses)
+        packets = self._packets(JoinedPart(container, stream), losses)
         if self._found is not None:
             return _Opened(container, stream, losses, self._found._replace(packets=packets))
         try:
@@ -185,9 +189,42 @@ class AVSource(Source):
             info = replace(info, duration_s=lasts_s, fingerprint=digest)
         self.info = info
 
-    def _packets(self, container: Any, stream: Any, losses: FrameLosses) -> Iterator[Any]:
+    def _packets(self, part: JoinedPart, losses: FrameLosses) -> Iterator[Any]:
+        yield from self._demux(part, losses)
+        for _ in range(_MOST_PARTS):
+            if (found := self._open_next(part)) is None:
+                return
+            part = found
+            with part.container:
+                yield from self._demux(part, losses)
+
+    def _open_next(self, part: JoinedPart) -> JoinedPart | None:
+        """Open what follows a part; None at the end."""
+        if not part.ended or self._should_stop():
+            return None
+        begin = 0 if part.pipe is not None else part.end
+        if part.pipe is not None:
+            part.pipe.rewind()
+        options = {
+            **self._options,
+            # The last picture of before is not given to the next decoder.
+            "skip_initial_bytes": str(begin + TS_PACKET_BYTES),
+            # FFmpeg looks for the length at the end, where yet another recording may be.
+            "skip_estimate_duration_from_pts": "1",
+        }
+        limits = (self._max_pixels, options, self._timeout_s)
+        try:
+            container = open_container(
+                self.source, *limits, lambda: self._should_stop(), pipe=part.pipe
+            )
+            stream, _ = choose_video_stream(container, self._name, self._max_pixels, part.known)
+        except ProtoKVError:
+            return None
+        return JoinedPart(container, stream, begin)
+
+    def _demux(self, part: JoinedPart, losses: FrameLosses) -> Iterator[Any]:
         failed = 0
-        demux = container.demux(stream)
+        demux = part.demux()
         while not self._should_stop():
             try:
                 packet = next(demux)
@@ -195,13 +232,12 @@ class AVSource(Source):
                 return
             except IndexError:
                 # PyAV drops the packets of a stream that was not there when it was opened.
-                self.add_note("a stream that begins in its middle is not read")
-                demux = container.demux(stream)
+                demux = part.demux()
                 continue
             except Exception as error:
                 failed += 1
                 if failed <= _MOST_FAILURES and self._kind in ("file", address.PIPE):
-                    demux = container.demux(stream)
+                    demux = part.demux()
                     continue
                 if self._kind == "file":
                     losses.note_failure(None, explain_ffmpeg_error(error))
@@ -210,7 +246,10 @@ class AVSource(Source):
                 return
             if packet.size:
                 failed = 0
-                yield packet
+                if part.take(packet):
+                    yield packet
+                if part.over or part.becomes_another():
+                    return
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         if not self.info.seekable:
@@ -258,7 +297,7 @@ class AVSource(Source):
             opened.container.seek(
                 self.timing.ticks(max(0.0, start_s - _EARLIER_S)), stream=opened.stream
             )
-            packets = self._packets(opened.container, opened.stream, opened.losses)
+            packets = self._packets(JoinedPart(opened.container, opened.stream), opened.losses)
             first = next(packets)
         except Exception:  # this container cannot seek
             return None

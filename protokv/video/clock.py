@@ -127,6 +127,7 @@ class PacketClock:
         self._timing = timing
         self._account = account
         self._last = timing.origin if from_origin else None
+        self._stream: Any = None  # of the packets so far
         self._longest_s = 0.0  # the longest pause so far
         self._joined = 0  # ticks that all joins so far add
         self._moved = 0  # ticks that are added to stamps now: those of joins, and of damage
@@ -151,9 +152,11 @@ class PacketClock:
                     ahead_s = plain_s
                 back = ahead_s < -_BACK_S and packet.is_keyframe
                 late = self._moved == self._joined and self._is_late(mark)
-                if ahead_s > _SHORT_GAP_S or back or late:
+                other = self._stream is not None and packet.stream is not self._stream
+                self._stream = packet.stream
+                if ahead_s > _SHORT_GAP_S or back or late or other:
                     self._read_ahead(packets, waiting, packet, ahead_s)
-                    if self._settle_leap(packet, mark, last, list(map(_mark, waiting))):
+                    if self._settle_leap(packet, mark, last, list(map(_mark, waiting)), other):
                         yield None
                 mark += self._moved
                 self._last = max(last, mark)
@@ -199,16 +202,20 @@ class PacketClock:
             else:
                 self._account.note_join(time_s)
 
-    def _settle_leap(self, packet: Any, mark: int, last: int, later: list[int | None]) -> bool:
+    def _settle_leap(
+        self, packet: Any, mark: int, last: int, later: list[int | None], other: bool
+    ) -> bool:
         """Decide what a leap from `last` is, and set the shift; return True if a new count begins.
 
-        `later` has the stamps of the packets that follow.
+        `later` has the stamps of the packets that follow. With `other`, another recording begins.
         """
         timing = self._timing
         at = mark + self._joined
         gap_s = timing.seconds(at - last)
         step = self._step(packet)
-        stays = _stays(at, last, step, [one + self._joined for one in later if one is not None])
+        stays = other or _stays(
+            at, last, step, [one + self._joined for one in later if one is not None]
+        )
         late = self._is_late(mark)
         if at > last and not late:
             # The next slide may stay twice as long as the longest one until now.
@@ -219,8 +226,11 @@ class PacketClock:
             unknown = stays is None or ends
             if credible or (unknown and (confirmed or gap_s <= LONGEST_GAP_S)):
                 self._moved = self._joined
-                self._longest_s = max(self._longest_s, gap_s)
-                return False
+                if other:
+                    self._account.note_join(timing.time_s(at))
+                else:
+                    self._longest_s = max(self._longest_s, gap_s)
+                return other
         if timing.time_s(last + step) > self._limit_s:
             # Long frames of a damaged file must not add up to hours.
             step = timing.length(_TICK_S)
@@ -232,7 +242,7 @@ class PacketClock:
         if stays and not late:
             self._joined = self._moved
             self._account.note_join(time_s)
-            return bool(packet.is_keyframe)
+            return other or bool(packet.is_keyframe)
         self._account.note_damage(time_s, f"time stamps jump to {timing.time_s(at):.0f} s")
         return False
 

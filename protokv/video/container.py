@@ -74,11 +74,11 @@ _OPTIONS = {
     "screen": {"framerate": "10"},
 }
 
-# A recorder that starts again may give its streams other numbers in MPEG-TS: they go on.
-_ANY = {"merge_pmt_versions": "1"}
-
 # FFmpeg looks at this much of a stream before it gives a frame; its default is five seconds.
 _ANALYSE_US = "1000000"
+
+# A pipe keeps so many bytes at most after the last picture that is watched.
+_MOST_KEPT_BYTES = 64 << 20
 
 # A reader that waits for a pipe asks again after this many seconds whether to stop.
 _ASK_S = 0.1
@@ -147,9 +147,10 @@ def open_container(
     extra: Mapping[str, str] | None = None,
     timeout_s: float = SOURCE_TIMEOUT_S,
     should_stop: ShouldStop = never_stop,
+    pipe: Pipe | None = None,
 ) -> Any:
     """Open a path or an address (`protokv.video.address`), and return PyAV's container, which is a
-    context manager.
+    context manager. Its `file.file` is the `Pipe`, if it reads one; give that to open it anew.
 
     A frame may have `max_pixels`, and `extra` are a user's own options for FFmpeg. An address, and
     every packet of it, is waited for up to `timeout_s` seconds. A pipe ends once `should_stop`
@@ -164,14 +165,15 @@ def open_container(
     if kind in address.NETWORK_SCHEMES:
         address.check_source_address(text)
     # `-` and `pipe:` are stdin.
-    pipe = _Pipe(int(text.partition(":")[2] or 0), should_stop) if kind == address.PIPE else None
+    if kind == address.PIPE and pipe is None:
+        pipe = Pipe(int(text.partition(":")[2] or 0), should_stop)
     number = None
     where = pipe or text
     form = _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
     limit_ffmpeg_blocks(max_pixels)
-    options = {**_ANY, "max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS}
+    options = {"max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS}
     options |= extra or {}
     try:
         if kind == "file" and os.name == "posix":
@@ -219,7 +221,6 @@ def _choose_options(
 ) -> dict[str, str]:
     plain = kind.removesuffix("s")
     options = {
-        **_ANY,
         "max_pixels": str(max_pixels),
         "analyzeduration": _ANALYSE_US,
         **_OPTIONS.get(plain, {}),
@@ -242,7 +243,7 @@ def _name_device(text: str, kind: str) -> str:
 
 
 def _refuse(
-    error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None
+    error: Exception, kind: str, text: str, timeout_s: float, pipe: Pipe | None
 ) -> ProtoKVError:
     name = address.name_source(text)
     is_file = kind == "file"
@@ -351,10 +352,11 @@ def discard_other_streams(container: Any, stream: Any) -> None:
                 other.discard = _DISCARD_ALL
 
 
-class _Pipe:
+class Pipe:
     """Incoming bytes as a file object that cannot seek, until they end or `should_stop`.
 
-    `head` is what came first. SourceUnreadable if the descriptor is closed.
+    `head` is what came first. Bytes are kept, so that what follows a stream can be opened anew.
+    SourceUnreadable if the descriptor is closed.
     """
 
     def __init__(self, number: int, should_stop: ShouldStop) -> None:
@@ -365,9 +367,37 @@ class _Pipe:
         self._number = number
         self._should_stop = should_stop
         self.head = b""
+        self._keeps = True
+        self._kept = bytearray()
+        self._begin = 0  # where they begin in what FFmpeg reads
+        self._again = 0  # how many of them are to be read again
+
+    def keep_none(self) -> None:
+        """Keep no bytes any more."""
+        self._keeps = False
+        self._kept.clear()
+
+    def keep_from(self, position: int) -> None:
+        """Keep bytes from a position on, counted from where FFmpeg began to read."""
+        del self._kept[: max(0, position - self._begin)]
+        self._begin = position
+
+    def rewind(self) -> None:
+        """Let FFmpeg begin to read with the bytes that are kept."""
+        self._begin = 0
+        self._again = len(self._kept)
 
     def read(self, n: int) -> bytes:
-        """Return up to `n` bytes; none only at the end."""
+        """Return up to `n` bytes; none only at the end, or where the watched stream has ended long
+        before.
+        """
+        if self._again:
+            first = len(self._kept) - self._again
+            data = bytes(self._kept[first : first + min(n, self._again)])
+            self._again -= len(data)
+            return data
+        if len(self._kept) > _MOST_KEPT_BYTES:
+            return b""
         try:
             # Windows selects sockets only: there a pipe is waited for without asking.
             while os.name == "posix" and not select.select([self._number], [], [], _ASK_S)[0]:
@@ -377,4 +407,5 @@ class _Pipe:
         except OSError as error:
             raise EOFError from error
         self.head = self.head or data[:_HEAD_BYTES]
+        self._kept += data if self._keeps else b""
         return data

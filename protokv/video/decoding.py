@@ -159,6 +159,9 @@ class FrameDecoder:
         """Return the decoder's frames for a packet, or its last ones for None. What fails is
         reported.
         """
+        if packet is not None:
+            # Another recording may have another codec; None came before it.
+            self._context = packet.stream.codec_context
         try:
             if self._pixels and packet is not None and self._pixels not in bytes(packet):
                 raise ValueError("a picture without pixels")

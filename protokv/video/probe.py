@@ -11,7 +11,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -25,6 +25,7 @@ from PIL import ExifTags, Image
 from protokv.errors import SourceUnreadable
 from protokv.video.clock import LONGEST_GAP_S, PacketTiming, bound_declared_end
 from protokv.video.container import MAX_FRAME_PIXELS, make_mp4_index_error
+from protokv.video.joined import identify_stream
 from protokv.video.source import Image as Picture
 from protokv.video.source import SourceInfo
 
@@ -76,9 +77,11 @@ _MOST_FPS = 1000
 _NOTIMESTAMPS = 1 << 7
 
 
-def choose_video_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, list[str]]:
+def choose_video_stream(
+    container: Any, name: object, max_pixels: int, known: Collection[tuple[int, str]] = ()
+) -> tuple[Any, list[str]]:
     """Return the video stream that players show, its decoder limited, and what a user should know
-    about the choice.
+    about the choice; none of those that are `known` by their PID and codec.
 
     That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers
     come last, also those that are marked as tracks. The decoder refuses frames that are too large
@@ -94,7 +97,11 @@ def choose_video_stream(container: Any, name: object, max_pixels: int) -> tuple[
         raise SourceUnreadable(
             why, hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`"
         )
-    streams = [one for one in streams if not one.disposition & _ATTACHED]
+    streams = [
+        one
+        for one in streams
+        if not one.disposition & _ATTACHED and identify_stream(one) not in known
+    ]
     if not streams:
         kinds = sorted({str(one.type) for one in container.streams}) or ["nothing"]
         why = f"expected a video stream in {name}, found {', '.join(kinds)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -23,8 +23,8 @@ from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 # About seven hours of speech.
-MOST_TRANSCRIPT_BYTES: Final = 512 << 10
-MOST_TRANSCRIPT_LINE_BYTES: Final = 4 << 10
+MOST_TRANSCRIPT_BYTES = 512 << 10
+MOST_TRANSCRIPT_LINE_BYTES = 4 << 10
 
 _NAME = "transcript.lines"
 

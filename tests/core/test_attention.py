@@ -14,9 +14,10 @@ from torch import Tensor
 from protokv.core.attention import TokenCache, attend
 from protokv.core.context import EMPTY_BIAS, KVSegment, SlotContext
 from protokv.core.rotary import rotate
+from protokv.core.tensors import count_bytes
 from protokv.device import kernels
 from protokv.device.answers import AnswerBuffer
-from protokv.device.slots import ANSWER_ROWS
+from protokv.device.slots import ANSWER_ROWS, SlotRows
 from protokv.stream.evidence import measure_attention_weights
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
@@ -254,16 +255,23 @@ def test_a_token_sees_slots_and_answer_as_one(
     case: tuple[Tensor, Tensor, Tensor, Tensor], groups: int, asked: int, padding: int
 ) -> None:
     _, keys, values, bias = case
-    (H, _, D), dtype, g = keys.shape, keys.dtype, torch.Generator().manual_seed(asked)
-    columns = kernels.make_bias_columns(bias, D**-0.5, dtype)
-    behind = torch.zeros(H, ANSWER_ROWS, 3, dtype=dtype)
+    (H, N, D), dtype, g = keys.shape, keys.dtype, torch.Generator().manual_seed(asked)
+    with patch.object(kernels, "uses_bias_columns", lambda *_: True):
+        rows = SlotRows((1, H, N, D), dtype, CPU)
+    rows.keys.copy_(keys)
+    rows.values.copy_(values)
+    rows.bias.copy_(bias)
+    wide = rows.read()
+    assert wide is not None
     # what an earlier answer has left
-    empty = torch.randn(2, H, ANSWER_ROWS, D, generator=g).to(dtype)
-    wide = [torch.cat(both, 1) for both in zip((keys, values), empty, strict=True)]
-    rows = kernels.append_bias_columns(wide[0], wide[1], torch.cat((columns, behind), 1))
-    context = SlotContext(
-        keys[None], values[None], bias[None], slice(0), wide=(rows[0][None], rows[1][None])
-    )
+    for held in wide:
+        left = held[..., N:, :D]
+        left.copy_(torch.randn(left.shape, generator=g))
+    assert torch.equal(rows.values[0], values)
+    # A value has no columns of its own.
+    numbers = wide[0].numel() + wide[1][..., :D].numel() + kernels.BIAS_COLUMNS
+    assert count_bytes(rows.keys, rows.values, *rows.beside()) == numbers * dtype.itemsize
+    context = SlotContext(rows.keys, rows.values, rows.bias, slice(0), wide=wide)
     room = AnswerBuffer(ANSWER_ROWS, CPU, context.wide)
     cache = TokenCache(1)
     said: list[Tensor] = []

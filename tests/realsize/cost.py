@@ -20,6 +20,7 @@ from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
+from protokv.core.decoding import Decoding
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
@@ -82,6 +83,10 @@ def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, 
         if not i:
             fill(session, *forwarded[:2], budget // len(tokens) + 4, tokens)
             spent.clear()
+    for _ in range(2):
+        began = time.process_time()
+        session.ask("What is shown?", Decoding(1))
+        first_token = 1000 * (time.process_time() - began)
     found = {"decode": decode} | {part: fmean(each) for part, each in spent.items()}
     whole = sum(found.values())
     beside = whole - found["vision"] - found["forward"]
@@ -92,6 +97,8 @@ def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, 
         **{part: round(ms, 1) for part, ms in found.items()},
         "beside_percent": round(100 * beside / whole, 1),
         "minute_s": round(60 * whole / 1000 / session.clock.step_seconds),
+        "first_token": round(first_token, 1),
+        "held_mb": round(sum(session.memory.nbytes().values()) / 1e6, 1),
     }
 
 

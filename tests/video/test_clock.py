@@ -101,6 +101,7 @@ def settled(
             duration=round(length_s * 1000),
             size=99,
             is_corrupt=False,
+            stream=None,
         )
         for s in stamps_s
     ]
@@ -192,6 +193,7 @@ def test_no_stream_is_longer_than_its_bytes_can_carry(size: int, step_s: float) 
             size=99,
             is_corrupt=False,
             is_keyframe=False,
+            stream=None,
         )
         for n in range(40)
     ]

@@ -154,7 +154,8 @@ class QuantizedBank(DurableBank):
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""
         values = self._values.index_select(0, self._find_slots(rows))
-        return torch.cat((self.centers(rows)[0], values.float()), 1)
+        # Both are float32 there.
+        return torch.cat((self.centers(rows)[0], values), 1)
 
     def centers(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return the keys of prototypes `rows`, decoded."""

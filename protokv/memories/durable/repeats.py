@@ -53,7 +53,7 @@ class RepeatWeights:
     @staticmethod
     def acts(config: DurableConfig, shape: MemoryShape) -> bool:
         """Return whether the rule acts: in deep models, and not on words."""
-        return config.keeps == "newest" and shape.model_layers >= DEEP_MODEL_LAYERS
+        return config.keeps == "newest" and is_deep(shape)
 
     @staticmethod
     def declare(near_tokens: int) -> tuple[TensorSpec, ...]:
@@ -101,6 +101,11 @@ class RepeatWeights:
         """Take the weights of a checked state."""
         held = tensors["repeats.weight"][: int(tensors["near.ring"][1])]
         self._weights = self._rest = held.to(self._weights.device, copy=True)
+
+
+def is_deep(shape: MemoryShape) -> bool:
+    """Return whether a second sight is another token in most layers of a model."""
+    return shape.model_layers >= DEEP_MODEL_LAYERS
 
 
 def find_repeats(before: ExactTokens, step: StepKV) -> Tensor:

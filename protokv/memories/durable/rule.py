@@ -15,8 +15,8 @@ f is [key; value], the key without rotation. w and v are the tokens that the two
 - one each in a shallow model. There repeats enter the bank, and a mass says how long a thing was in
   view. If masses counted, a heavy prototype would be dear to go into: repeats would pile up beside
   it, and what came once would pay for them.
-- their masses in a deep model (`repeats.DEEP_MODEL_LAYERS`). There repeats stay out, and a mass
-  says how many distinct tokens a point stands for.
+- their masses in a deep model (`repeats.DEEP_MODEL_LAYERS`), words included. There repeats stay
+  out, and a mass says how many distinct tokens a point stands for.
 
 `docs/guides/memories.md` compares these costs.
 
@@ -61,7 +61,7 @@ from protokv.device.arrays import find_first_minimum, slice_rows, sum_weighted_r
 from protokv.device.kernels import multiplies_bfloat16
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS, MergeExclusions, NoveltyCounts
-from protokv.memories.durable.repeats import RepeatWeights
+from protokv.memories.durable.repeats import RepeatWeights, is_deep
 from protokv.memories.durable.settings import DurableConfig
 
 WAITING_COST_FACTOR: Final = 10
@@ -137,8 +137,8 @@ class DurableRule(BankRule[DurableConfig]):
         )
         # Deep in a model a mean of strangers is a token that the model has never read.
         self._drops = self._repeats is not None
-        # Where repeats enter the bank, a mass says how long a thing was there.
-        self._most_counted = MOST_PROTOTYPE_NUMBER if self._drops else 1
+        # Elsewhere a mass says how long a thing was there.
+        self._most_counted = MOST_PROTOTYPE_NUMBER if is_deep(shape) else 1
         L, H, K = bank.mass.shape
         B = L * H
         D = shape.head_size
@@ -153,6 +153,10 @@ class DurableRule(BankRule[DurableConfig]):
         self._halves = torch.tensor([-0.5], device=device)
         self._one = torch.tensor(-1.0, device=device)
         self._empty = torch.tensor(-_EMPTY, device=device)
+        self._zero = torch.tensor(0.0, device=device)
+        self._most = torch.tensor(MOST_PROTOTYPE_NUMBER, device=device)
+        # What the cost of a point counts that goes, and of one that waits.
+        self._factors = torch.tensor([1.0, WAITING_COST_FACTOR], device=device)
         self._dtype = torch.bfloat16 if held and multiplies_bfloat16(device) else torch.float32
         nothing = torch.zeros(1, 1, 2 * D, device=device)
         self._sketches = self._sketch(nothing, nothing[..., 0] > 0).repeat(B, held, 1)
@@ -230,7 +234,8 @@ class DurableRule(BankRule[DurableConfig]):
         else:
             known = self._sketch(own, of_own[..., 0] > 0)
         centers = torch.cat((own, centers), 1)
-        sketch = torch.cat((known, sketch), 1)
+        points = centers.new_empty(h, C + sketch.shape[1], sketch.shape[2])
+        sketch = torch.cat((known, sketch), 1, out=points)
         centers, rows, cost = self._merge(centers, sketch, torch.cat((of_own, rows), 1), limits, C)
         mass = rows[..., 0].flatten()
         bank.rows.index_copy_(0, chosen, rows.flatten(0, 1))
@@ -255,7 +260,8 @@ class DurableRule(BankRule[DurableConfig]):
         norm = torch.where(usable, f.square().sum(-1), self._empty)[..., None]
         parts = 1 if self._dtype == torch.float32 else 2
         halves = self._halves.expand(*norm.shape[:-1], parts)
-        z = torch.cat((f, halves, norm.expand_as(halves)), -1).to(self._dtype)
+        z = f.new_empty(*f.shape[:-1], self._size[2] + 2 * parts, dtype=self._dtype)
+        torch.cat((f, halves, norm.expand_as(halves)), -1, out=z)
         if parts > 1:
             torch.sub(norm, z[..., -2:-1], out=z[..., -1:])
         return z
@@ -345,7 +351,8 @@ class DurableRule(BankRule[DurableConfig]):
         # mean.
         place = rows[..., 2:]
         torch.where(limits.share[:, :, None] > 0, means.round_().long(), place, out=place)
-        return centers, rows.clamp_(max=MOST_PROTOTYPE_NUMBER).int(), cost
+        narrow = torch.empty_like(rows, dtype=torch.int32)
+        return centers, torch.minimum(rows, self._most, out=narrow), cost
 
     def _choose(
         self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int
@@ -356,26 +363,26 @@ class DurableRule(BankRule[DurableConfig]):
             What each point goes into, `[B, n]`, itself if it stays or is dropped; which points
             stay, `[B, C]`; and their least costs to each other, `[B, C]`.
         """
-        sketch = sketch.float()
         costs = self._compute_costs(sketch, mass, kept)
         least, goal = find_first_minimum(costs)
         waits = least > least.gather(1, goal)
         cheapest = least.argsort(dim=1, stable=True)[:, :T]
-        gone = torch.zeros_like(least).scatter_(1, cheapest, torch.inf).masked_fill_(waits, 0)
+        gone = self._zero.expand_as(least).scatter(1, cheapest, -torch.inf).masked_fill_(waits, 0)
         # The second round. What has gone has an infinite cost as a goal, and comes first in rank.
-        least, goal = find_first_minimum(costs.add_(gone[:, None]))
+        least, goal = find_first_minimum(costs.sub_(gone[:, None]))
         waits = least > least.gather(1, goal)
-        rank = torch.where(waits, least * WAITING_COST_FACTOR, least).sub_(gone)
+        factors = self._factors
+        rank = torch.addcmul(gone, least, torch.where(waits, factors[1], factors[0]))
         goes, stay = rank.argsort(dim=1, stable=True).tensor_split((T,), 1)
-        gone.scatter_(1, goes, torch.inf)
-        least, goal = find_first_minimum(costs.add_(gone[:, None]))
+        gone.scatter_(1, goes, -torch.inf)
+        least, goal = find_first_minimum(costs.sub_(gone[:, None]))
         if self._drops:
             # Half of the mean squared distance of the tokens from their mean, as costs are halves:
             # the sum of squares over 2 T, since `correction` is subtracted from T.
             usual = sketch[:, -T:, : self._size[2]].var(1, correction=-T).sum(1, keepdim=True)
             goal = torch.where(least <= usual, goal, self._line[: mass.shape[1]])
         into = goal.scatter(1, stay, stay)
-        least += gone
+        least -= gone
         return into, stay, least.scatter_reduce(1, goal, least, "amin").gather(1, stay)
 
     def _compute_costs(self, sketch: Tensor, mass: Tensor, kept: Tensor) -> Tensor:

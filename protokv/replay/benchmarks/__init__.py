@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from protokv.errors import ConfigError, suggest_name
 from protokv.replay.benchmarks.base import OTHER_GROUP, Benchmark
 from protokv.replay.benchmarks.mlvu import Mlvu
@@ -12,7 +10,7 @@ from protokv.replay.benchmarks.rvs import RvsEgo, RvsMovie
 from protokv.replay.benchmarks.streamingbench import StreamingBench
 from protokv.replay.benchmarks.videomme import VideoMme
 
-BENCHMARKS: Final[dict[str, Benchmark]] = {
+BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (RvsEgo(), RvsMovie(), OvoBench(), StreamingBench(), VideoMme(), Mlvu())
 }

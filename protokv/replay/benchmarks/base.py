@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from protokv.replay.questions import ReplayQuestion
 
-OTHER_GROUP: Final = "other"
+OTHER_GROUP = "other"
 """The group of types without a group."""
 
 

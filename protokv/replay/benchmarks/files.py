@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
-from typing import Any, Final
+from typing import Any
 
 from protokv.errors import ConfigError, SourceNotFound
 
-_VIDEOS: Final = ("", "videos", "video", "src_videos", "data", "data/videos")
-_SUFFIXES: Final = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".npy")
+_VIDEOS = ("", "videos", "video", "src_videos", "data", "data/videos")
+_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".npy")
 
 
 @dataclass(frozen=True, slots=True)

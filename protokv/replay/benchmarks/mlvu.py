@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Final
 
 from protokv.replay.benchmarks.base import (
     AskedQuestions,
@@ -33,18 +32,18 @@ from protokv.replay.benchmarks.files import (
 )
 from protokv.replay.questions import ReplayQuestion
 
-_PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
+_PROMPT = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
 Question: {question}
 Options:
 {options}
 Only give the best option.
 Best Option: ("""  # noqa: E501
 
-_NO_LETTER: Final = "@"
+_NO_LETTER = "@"
 """The answer where no candidate is right."""
 
 # File -> the type of its questions, and the group of it in the paper of MLVU.
-_TASKS: Final = {
+_TASKS = {
     "1_plotQA": ("plotQA", "single detail"),
     "2_needle": ("findNeedle", "single detail"),
     "3_ego": ("ego", "single detail"),

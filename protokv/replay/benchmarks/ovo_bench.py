@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Final
 
 from protokv.replay.benchmarks.base import (
     AskedQuestions,
@@ -37,11 +36,11 @@ from protokv.replay.benchmarks.files import (
 )
 from protokv.replay.questions import ReplayQuestion
 
-_BACKWARD: Final = ("EPM", "ASI", "HLD")
-_REAL_TIME: Final = ("OCR", "ACR", "ATR", "STU", "FPD", "OJR")
-_FORWARD: Final = ("REC", "SSR", "CRR")
+_BACKWARD = ("EPM", "ASI", "HLD")
+_REAL_TIME = ("OCR", "ACR", "ATR", "STU", "FPD", "OJR")
+_FORWARD = ("REC", "SSR", "CRR")
 
-_CHOICE: Final = """
+_CHOICE = """
 Question: {question}
 Options:
 {options}
@@ -49,7 +48,7 @@ Options:
 Respond only with the letter corresponding to your chosen option (e.g., A, B, C). 
 Do not include any additional text or explanation in your response.
 """
-_COUNT: Final = """
+_COUNT = """
 You're watching a video in which people may perform a certain type of action repetively. 
 The person performing this kind of action are referred to as 'they' in the following statement.
 You're task is to count how many times have different people in the video perform this kind of \
@@ -59,7 +58,7 @@ Now, answer the following question: {question}
 Provide your answer as a single number (e.g., 0, 1, 2, 3…) indicating the total count.
 Do not include any additional text or explanation in your response.
 """
-_STEP: Final = """
+_STEP = """
 You're watching a tutorial video which contain a sequential of steps. 
 The following is one step from the whole procedures: 
 {question}
@@ -67,7 +66,7 @@ Your task is to determine if the man or woman in the video is currently performi
 Answer only with “Yes” or “No”.
 Do not include any additional text or explanation in your response.
 """
-_CLUE: Final = """
+_CLUE = """
 You're responsible of answering questions based on the video content. 
 The following question are relevant to the latest frames, i.e. the end of the video.
 {question}

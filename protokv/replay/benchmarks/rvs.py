@@ -18,15 +18,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
 from protokv.replay.benchmarks.files import find_annotations, find_dataset_file, read_annotations
 from protokv.replay.questions import F1_SCORING_RULE, LEAST_RIGHT_F1, ReplayQuestion, score_token_f1
 
-_UNJOINED: Final = "unjoined"
+_UNJOINED = "unjoined"
 
-_TYPES: Final = (
+_TYPES = (
     QuestionType("Order Judging(Y/N)", "yes / no"),
     QuestionType("Whether Something Happened(Y/N)", "yes / no"),
     QuestionType("What event order", "order"),

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Final
 
 from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
 from protokv.replay.benchmarks.files import (
@@ -28,7 +27,7 @@ from protokv.replay.benchmarks.files import (
 )
 from protokv.replay.questions import ReplayQuestion
 
-_PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
+_PROMPT = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
 
 Question: {question}
 
@@ -37,7 +36,7 @@ Options:
 
 The best option is:"""  # noqa: E501
 
-_TASKS: Final = (
+_TASKS = (
     "Object Recognition",
     "Causal Reasoning",
     "Clips Summarize",

@@ -17,7 +17,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from protokv.replay.benchmarks.base import (
     AskedQuestions,
@@ -29,14 +28,14 @@ from protokv.replay.benchmarks.base import (
 from protokv.replay.benchmarks.files import find_annotations, list_choices, read_annotations
 from protokv.replay.questions import ReplayQuestion
 
-_PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
+_PROMPT = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
 {question}
 {options}
 The best answer is:"""  # noqa: E501
 
-_DURATIONS: Final = ("short", "medium", "long")
+_DURATIONS = ("short", "medium", "long")
 
-_PREFIXES: Final = (
+_PREFIXES = (
     "The best answer is",
     "The correct answer is",
     "The answer is",
