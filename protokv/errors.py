@@ -2,8 +2,8 @@
 
 A message says what was expected, what came and where; a hint says what to do. The library raises
 these and never prints; the command line maps each to one line and an exit code. `escape_text` makes
-foreign text fit for a message, `suggest_name` is the hint for a name that is none of a list, and
-`find_system_error` finds what the system refused.
+foreign text fit for a message, `suggest_name` makes the hint for an unknown name, and
+`find_system_error` finds the error of the system in the error of a library.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class ModelError(ProtoKVError):
 
 class ModelNotFound(ModelError):
     """There is no such model folder, and no such model on the hub."""
+
+
+class EngineError(ProtoKVError):
+    """An engine of others does not answer, or refuses to."""
 
 
 class JudgeError(ProtoKVError):
@@ -106,13 +110,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def suggest_name(name: object, known: Iterable[str], *, others: str = "") -> str:
-    """Return the hint for a name that is none of those known: the nearest one, and all of them.
+    """Return the hint for an unknown name: the nearest known name, and all known names.
 
     Args:
         name: what was given.
         known: the names, in the order to show.
-        others: what else is possible, with the word before it, such as `or the path of a .toml
-            file`.
+        others: further possibilities, such as `or the path of a .toml file`.
     """
     names = list(known)
     everything = " ".join(["use one of", ", ".join(names), *([others] if others else [])])

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from protokv.errors import StateCorrupt, StateNotFound, escape_text
 
 SLOTS_SUFFIX = ".kv.safetensors"
 
+_MOST_FILES = 256  # of a folder that stay open
 _KEY = "protokv_slots"  # of the head, in the metadata of the file
 _VERSION = 1
 _RANKS = {"keys": 4, "values": 4, "bias": 3, "positions": 4}
@@ -42,6 +44,8 @@ class SlotsHead:
     dtype: str
     weights_digest: str  # as in the header of a state
     biased: bool  # whether a slot has another bias than 0
+    free: bool  # whether a head has fewer slots than N
+    ids: list[int]  # of the prompt before the video, which penalties of repetition count
     digest: str = ""  # SHA-256 of the bytes of the tensors, in the order of their names
     version: int = _VERSION
 
@@ -103,6 +107,36 @@ class SlotsFile:
                 f"{self.path}: its bytes are not those that were written",
                 hint="write it again: protokv inspect STATE -o NAME" + SLOTS_SUFFIX,
             )
+
+
+class SlotsFolder:
+    """The files of a folder by name; one stays open until another one has its name."""
+
+    def __init__(self, folder: str) -> None:
+        """StateNotFound: there is no such folder."""
+        self._root = Path(folder).resolve()
+        self._open = dict[str, tuple[tuple[int, int, int], SlotsFile]]()
+        if not (folder and self._root.is_dir()):
+            raise StateNotFound(f"there is no folder of states at {folder!r}")
+
+    def open(self, name: object, check: Callable[[SlotsFile], None] | None = None) -> SlotsFile:
+        """Return the file of a state, which `check` has seen. StateError, and as `check`."""
+        path = self._root / f"{name}{SLOTS_SUFFIX}"
+        status = None
+        with suppress(OSError, ValueError):
+            if path.resolve().is_relative_to(self._root) and path.is_file():
+                status = path.stat()
+        if status is None or not isinstance(name, str):
+            raise StateNotFound(f"there is no state {escape_text(name)} in its folder")
+        version = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if name not in self._open or self._open[name][0] != version:
+            found = SlotsFile(path)
+            if check is not None:
+                check(found)
+            while len(self._open) >= _MOST_FILES:
+                del self._open[next(iter(self._open))]
+            self._open[name] = version, found
+        return self._open[name][1]
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

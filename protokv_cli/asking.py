@@ -111,8 +111,8 @@ _ERRORS = "surrogateescape"  # a line that is no text is refused by itself
 
 
 def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
-    """Open a text file, or stdin for `-`, as UTF-8 with or without its mark, or as UTF-16 with it;
-    what is none is refused line by line.
+    """Open a text file, or stdin for `-`, as UTF-8, or as UTF-16 if it begins with its mark. Bytes
+    that are no text are refused later, line by line.
     """
     if place != "-":
         file = Path(place).open("rb")  # noqa: SIM115 -- the wrapper owns it
@@ -288,7 +288,7 @@ class Answerer:
         return self.how.evidence or self.how.frames is not None
 
     def _make_row(self, answer: Answer, state: str, expected: str | None) -> JsonObject:
-        """Return the row of an answer; show what it stood on, and what was expected instead."""
+        """Return the row of an answer; show its evidence, and the expected answer if it differs."""
         row: JsonObject = {
             "question": answer.question,
             "answer": answer.text,

@@ -231,9 +231,7 @@ class _Report(ProgressBar):
 
 
 def _show(out: Output, outcome: VideoOutcome, row: JsonObject) -> None:
-    """Write its row, or a line: status, video, state, what is wrong, and what a user should
-    know.
-    """
+    """Write the outcome as a row, or as a line: status, video, state, failure and notes."""
     wrong = [outcome.failure.message] if outcome.failure else []
     line = "\t".join(
         [outcome.status, outcome.job.to_dict()["source"], outcome.state, *wrong, *outcome.notes]

@@ -118,8 +118,8 @@ class EventPrinter(ProgressBar):
             self._out.note(_describe_share(tokens, event, self._chosen.memory.budget))
 
     def end(self, summary: events.IngestSummary, stopped: ExitCode | None) -> None:
-        """Say what to do next, and end with the exit code of the signal that `stopped` it, or of
-        what is not whole.
+        """Say what to do next. A run that was `stopped` ends with the exit code of its signal, and
+        one with damage with that of a part.
         """
         out = self._out
         state = summary.state
@@ -207,8 +207,8 @@ def _note_news(out: Output, event: IngestEvent) -> None:
 
 
 def _describe_answer(event: events.QuestionAnswered) -> str:
-    """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and one of what it stood on
-    if that is known.
+    """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and a second line with the
+    evidence if it is known.
     """
     sure = math.exp(event.mean_logprob) if event.probability is None else event.probability
     line = f"{format_time(event.stream_time_s)} {event.question} {event.answer} ({sure:.2f})"

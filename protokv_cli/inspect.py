@@ -129,7 +129,7 @@ def _write(state: str, target: str, flags: _InspectFlags) -> JsonObject:
     if target.endswith(SLOTS_SUFFIX):
         from protokv.stream.slots import export_slots
 
-        # Any file of this name is what such a command wrote.
+        # Only this command writes files with this suffix, so one may be replaced.
         return export_slots(state, target, default=flags.model)
     return convert_state(state, target, overwrite=flags.force, digests=flags.verify)
 
@@ -187,8 +187,8 @@ def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
 
 
 def _summary_tables(d: Row) -> Iterator[RenderableType]:
-    """Yield what the state has watched, what is kept, whether it is whole, its sources, and gaps of
-    a live one.
+    """Yield a summary of a state, its sources if it has several, the gaps of a live source, and the
+    last answers.
     """
     memory = d["memory"]
     stream = d["stream"]

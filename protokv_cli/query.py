@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +56,11 @@ class _AskFlags(Flags, panel="What to ask"):
     )
     at: str | None = option(
         "--at TIME", "As of 12m, 7:30, -10m; if live, 14:05 or 2026-11-21T14:05.", TOP_PANEL
+    )
+    engine: str | None = option(
+        "--engine URL",
+        "A vLLM with protokv.vllm answers, at this address, and no weights are loaded here.",
+        TOP_PANEL,
     )
     top: int | None = option(
         "--top COUNT",
@@ -123,6 +128,11 @@ def query(
                 "--top ranks the answers of many states",
                 "name their folder: --state DIR/",
             ),
+            (
+                ask.engine and (answer.evidence or answer.frames),
+                "an engine does not tell what its answers stand on",
+                "ask for evidence without --engine",
+            ),
             (answer.frames and many, "--frames are of one state", "name the state itself"),
         )
         if len(texts) > 1 and " " not in "".join(texts):
@@ -185,6 +195,7 @@ def _ask_one(
         with clock.stage("imports"):
             # Its library takes long.
             from protokv.state.sources import find_notice, list_video_places
+            from protokv.stream.engine import Engine, EngineSession
             from protokv.stream.opening import open_session
             from protokv_cli.frames import find_state_videos
 
@@ -193,7 +204,13 @@ def _ask_one(
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_state_videos(reader, answers.how.video)
-        session = open_session(reader, timings=clock, **model.choice)
+        if ask.engine is None:
+            session = open_session(reader, timings=clock, **model.choice)
+        else:
+            name = PurePath(state).stem
+            session = EngineSession.open(
+                reader, Engine(ask.engine), name, timings=clock, **model.choice
+            )
     answers.notice = find_notice(reader.header)
     answers.places = list_video_places(reader.header)
     # The last commit of a live stream has an age.
@@ -222,8 +239,11 @@ def _ask_many(
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.state.folder import find_states, group_by_model
     from protokv.state.sources import find_notice, list_video_places
+    from protokv.stream.engine import Engine, EngineSession
     from protokv.stream.opening import load_fitting_backbone, open_session
 
+    engine = None if ask.engine is None else Engine(ask.engine)
+    how = model.choice | ({} if engine is None else {"device": "meta", "device_map": None})
     out = answers.out
     states = find_states(place)
     failed = list[ProtoKVError]()
@@ -234,8 +254,12 @@ def _ask_many(
         for state in group_by_model(states):
             try:
                 reader = open_commit_at(out, state, ask.at, ask.verify)
-                backbone = load_fitting_backbone(backbone, reader.header, **model.choice)
-                session = open_session(reader, backbone)
+                backbone = load_fitting_backbone(backbone, reader.header, **how)
+                if engine is None:
+                    session = open_session(reader, backbone)
+                else:
+                    name = PurePath(state).relative_to(place).with_suffix("").as_posix()
+                    session = EngineSession.open(reader, engine, name, backbone)
             except (StateError, ModelError) as error:
                 failed.append(error)
                 named = "" if state in error.message else f"{state}: "

@@ -52,6 +52,9 @@ class _ServerFlags(DebugFlags, panel="Server"):
         "--allow-origin ORIGIN",
         "Pages of this site may ask, such as http://localhost:3000; repeatable.",
     )
+    engine: str | None = option(
+        "--engine URL", "A vLLM with protokv.vllm answers, at this address.", TOP_PANEL
+    )
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option(
         "--answer-time TIME",
@@ -100,6 +103,7 @@ def serve(
     protokv serve states/ --port 8000
     PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     protokv serve states/ --sessions 4 --budget 8k
+    protokv serve states/ --engine http://localhost:8001
     ```
     """
     out = Output(debug=flags.debug)
@@ -125,16 +129,25 @@ def serve(
         from protokv.backbones import load_backbone
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
         from protokv.state.folder import find_states
+        from protokv.stream.engine import Engine
         from protokv.stream.opening import load_backbone_for_states
 
+        engine = None if flags.engine is None else Engine(flags.engine)
+        if engine and sessions.most:
+            raise ConfigError(
+                "an engine of others watches nothing", hint="leave out --sessions or --engine"
+            )
+        how = model.choice | ({"device": "meta", "device_map": None} if engine else {})
         try:
-            backbone = load_backbone_for_states(find_states(states), **model.choice)
+            backbone = load_backbone_for_states(find_states(states), **how)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(
             waiting=flags.waiting, answer_s=read_option(flags, "answer_time")
         )
-        known = server.StateFolder(Path(states), backbone, calibrations=find_calibrations())
+        known = server.StateFolder(
+            Path(states), backbone, engine=engine, calibrations=find_calibrations()
+        )
         fed = None
         if sessions.most:
             kept = make_kwargs(sessions, "most", "idle_s")

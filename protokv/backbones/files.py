@@ -108,6 +108,14 @@ def digest_weights(path: str) -> str:
     return digest.hexdigest()
 
 
+@cache
+def digest_known_weights(name: str) -> str:
+    """Return `digest_weights` of a folder or a cached hub model; empty: its files are not here."""
+    folder = find_model_folder(name)
+    there = all(one.is_file() for one in list_weight_files(folder))
+    return digest_weights(folder) if there else ""
+
+
 def hash_config(config: dict[str, Any]) -> str:
     """Return sha256 of a model's configuration without the fields that do not change its
     arithmetic.

@@ -165,7 +165,7 @@ class IngestOptions:
     # when to commit on the way; None: once a minute, every 5 seconds for a live source
     every: Every | None = None
     keep: int | None = None  # how many commits to keep, the last one included; None: only the last
-    # watch the source after those of a finished state; start a state if there is none
+    # add the source to a finished state, after its sources; start a state if there is none
     append: bool = False
     overwrite: bool = False  # ignore an existing state; the first commit replaces it
     # how many small pictures of the stream to keep for people; 0: none

@@ -142,7 +142,9 @@ class _Server:
         self._access = access
         self._limits = limits
         self._fed = fed
-        self._pool = ThreadPoolExecutor(1, "protokv-serve")
+        # An engine answers many questions at once.
+        threads = 1 if states.engine is None else self._limits.waiting
+        self._pool = ThreadPoolExecutor(threads, "protokv-serve")
         self._waiting = 0
 
     @asynccontextmanager

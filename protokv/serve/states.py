@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter, OrderedDict
 from pathlib import Path
+from threading import RLock
 
 from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.core.build import (
@@ -26,6 +27,7 @@ from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
 from protokv.state.sources import find_notice
 from protokv.state.store import STATE_FORMS
+from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.opening import open_session
 from protokv.stream.session import Session
 
@@ -42,9 +44,11 @@ class StateFolder:
         backbone: Backbone,
         most: int = _MOST_SESSIONS,
         most_bytes: float | None = None,
+        engine: Engine | None = None,
         calibrations: str | os.PathLike[str] = "calibrations",
     ) -> None:
-        """Read nothing yet; `backbone` made the states. `calibrations` is their folder.
+        """Read nothing yet; `backbone` made the states. With an engine, it has them by their names.
+        `calibrations` is their folder.
 
         Sessions stay in memory: at most `most` of them, and `most_bytes` of all together, of which
         one may take half; None: half of what the device has for it.
@@ -59,6 +63,8 @@ class StateFolder:
         self._root = self.folder.resolve()
         self.fed = dict[Path, Session]()  # sessions that clients feed answer for themselves
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
+        self.engine = engine
+        self._lock = RLock()
         self.decoding = backbone.decoding
         self.decode = backbone.decode
 
@@ -116,11 +122,16 @@ class StateFolder:
             return 0
 
     def open_session(self, path: Path) -> Session:
-        """Return the session that is fed, or that of the last commit. One thread may ask for
-        sessions and use them.
+        """Return the session that is fed, or that of the last commit. One thread may use sessions,
+        or many those of an engine.
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
+        ConfigError: no engine can serve it.
         """
+        with self._lock:
+            return self._open_session(path)
+
+    def _open_session(self, path: Path) -> Session:
         self._check_inside(path)
         version = _version(path)
         if (fed := self.fed.get(path)) is not None:
@@ -129,7 +140,7 @@ class StateFolder:
         if known is None or known[0] != version:
             reader = StateReader.open(path)
             self._make_room(reader)
-            known = (version, open_session(reader, self.backbone))
+            known = (version, self._open(path, reader))
         self._sessions[path] = known
         return known[1]
 
@@ -152,7 +163,13 @@ class StateFolder:
         reader = StateReader.open(path)
         moment = find_stream_moment(at, reader, time.time())
         self._make_room(reader)
-        return open_session(reader.at(moment.stream_s), self.backbone)
+        return self._open(path, reader.at(moment.stream_s))
+
+    def _open(self, path: Path, reader: StateReader) -> Session:
+        if self.engine is None:
+            return open_session(reader, self.backbone)
+        name = path.relative_to(self.folder).with_suffix("").as_posix()
+        return EngineSession.open(reader, self.engine, name, self.backbone)
 
     def _check_inside(self, path: Path) -> None:
         if not self._is_inside(path):

@@ -54,7 +54,8 @@ DTYPE_NAMES = {
 }
 """The dtypes that a state can hold, with their names in safetensors."""
 
-# A path of names, such as `bank.key_center`; forms with groups lay it out as such.
+# Names joined by dots, such as `bank.key_center`. Forms with groups make a group of each but the
+# last.
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 
 _THREADS = 4  # a few cores hash as fast as memory delivers

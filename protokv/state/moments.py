@@ -84,8 +84,8 @@ class StreamMoment(NamedTuple):
 
 
 def find_stream_moment(text: str, reader: StateReader, now: float) -> StreamMoment:
-    """Return the moment that a text such as that of `--at` names; `reader` is at the last commit,
-    `now` in seconds since 1970.
+    """Return the moment that a text names, such as the value of `--at`. `reader` is at the last
+    commit; `now` is in seconds since 1970.
 
     `12m` is stream time, `-10m` counts back from the last commit. For a live stream `14:05` is the
     time of day and a date is a date; for a file, which has neither, `14:05` is fourteen minutes and

@@ -1,5 +1,4 @@
-"""The records of the sources of a stream, in `StateHeader.source`: what was watched, when in it,
-with what damage.
+"""The records of the sources of a stream, in `StateHeader.source`: name, times and damage of each.
 
 The record of a single source is a plain JSON object. After further sources it has three more
 fields: `earlier`, the records of the sources before it, and `first_step` and `start_s`, where in

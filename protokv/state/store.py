@@ -264,7 +264,7 @@ class StateStore:
                         yield at, header
 
     def _list_places(self) -> tuple[str, list[str]]:
-        """Return where the state is, and what is beside it, in order."""
+        """Return the place of the state, and all places in its folder, in order."""
         with explain_read_errors(self.path):
             target = self._target
             found = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
@@ -401,8 +401,8 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
     """Return the store of a state at this path. With `to_read`, a file without a suffix has the
     default form.
 
-    UnknownForm if the suffix names none or is that of a video, or the path is not UTF-8;
-    StateError, ConfigError.
+    UnknownForm: the suffix names no form, or a video, or the path is not UTF-8. StateError,
+    ConfigError.
     """
     if keep is not None and keep < 1:
         raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")

@@ -7,8 +7,9 @@ memory and to itself, and is dropped. So asking changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -123,11 +124,21 @@ class AskedStream(Stream):
             turns=kept,
         )
         if firsts:
-            answer = _choose(answer, reading, decoding.choices, firsts)
+            likely = reading.logits[-1].log_softmax(-1)
+            each = torch.stack([likely[own].logsumexp(0) for own in firsts])
+            answer = choose_text(answer, decoding.choices, each.cpu())
             yield answer.text
             first_at = time.perf_counter()
         else:
-            answer, first_at = yield from self._generate(answer, reading, decoding, ids)
+            # Penalties count the text before and after the video; -1 stands for the video between
+            # the two.
+            prompt = [*self.backbone.prefix_ids, -1, *ids]
+            sample = TokenSampler(decoding, self.backbone.device, prompt)
+            tokens = self._draw_tokens(reading, sample)
+            answer, first_at = yield from write_answer(answer, tokens, self.backbone, decoding)
+            top = decoding.top_logprobs
+            chances = None if top is None else sample.read_chances()[: answer.tokens]
+            answer = replace(answer, mean_logprob=sample.mean_logprob(), chances=chances)
         self._note_graphs()
         # This waits for the device, so it comes after the last token.
         visible = reading.cache.context.visible_tokens()
@@ -144,52 +155,13 @@ class AskedStream(Stream):
             reading = self.read_question(ids, record=True)
         return find_evidence(self, reading)
 
-    def _generate(
-        self, answer: Answer, reading: QuestionLogits, decoding: Decoding, asked: Sequence[int]
-    ) -> Generator[str, None, tuple[Answer, float]]:
-        """Generate an answer token by token, and yield its text as it comes; return it, and when
-        its first token was there.
-        """
-        backbone = self.backbone
-        # Penalties count the text before and after the video; -1 stands for the video between the
-        # two.
-        sample = TokenSampler(decoding, backbone.device, [*backbone.prefix_ids, -1, *asked])
-        text = Detokenizer(backbone.decode, decoding.stop)
+    def _draw_tokens(self, reading: QuestionLogits, sample: TokenSampler) -> Iterator[int]:
+        """Yield the tokens that follow a question, each when it is asked for."""
         chosen = sample(reading.logits[-1])
-        token = sample.fetch(chosen)
-        first_at = time.perf_counter()
-        pieces = []
-        ids = list[int]()
-        finish_reason: FinishReason = "stop"
-        while token not in backbone.stop_ids:
-            ids.append(token)
-            if piece := text.push(token):
-                pieces.append(piece)
-                yield piece
-            if text.stopped:
-                break
-            if len(ids) == decoding.max_new_tokens:
-                finish_reason = "length"
-                break
-            # Greedy decoding repeats for ever once it repeats; a drawn answer may leave the loop.
-            if decoding.temperature == 0 and is_looping(ids):
-                finish_reason = "repetition"
-                break
+        for index in count():
+            yield sample.fetch(chosen)
             with torch.inference_mode():
-                chosen = sample(self._reader.decode(reading, chosen, len(ids) - 1))
-            token = sample.fetch(chosen)
-        if piece := text.finish():
-            pieces.append(piece)
-            yield piece
-        answer = replace(
-            answer,
-            text="".join(pieces).strip(),
-            tokens=len(ids),
-            mean_logprob=sample.mean_logprob(),
-            finish_reason=finish_reason,
-            chances=None if decoding.top_logprobs is None else sample.read_chances()[: len(ids)],
-        )
-        return answer, first_at
+                chosen = sample(self._reader.decode(reading, chosen, index))
 
     def _note_graphs(self) -> None:
         """Add to the timings which calls were run by a graph."""
@@ -248,14 +220,45 @@ class AskedStream(Stream):
         return ids, context, self.placement.text_start(context, clock)
 
 
-def _choose(
-    answer: Answer, reading: QuestionLogits, choices: Sequence[str], firsts: Sequence[list[int]]
-) -> Answer:
-    """Return an answer with the likeliest of some texts, by the tokens with which each may
-    begin.
+def write_answer(
+    answer: Answer, tokens: Iterator[int], backbone: Backbone, decoding: Decoding
+) -> Generator[str, None, tuple[Answer, float]]:
+    """Make text of tokens, and yield it as it comes; return the answer, and when its first token
+    was there.
     """
-    likely = reading.logits[-1].log_softmax(-1)
-    chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
+    text = Detokenizer(backbone.decode, decoding.stop)
+    first_at = 0.0
+    pieces = []
+    ids = list[int]()
+    finish_reason: FinishReason = "stop"
+    for token in tokens:
+        first_at = first_at or time.perf_counter()
+        if token in backbone.stop_ids:
+            break
+        ids.append(token)
+        if piece := text.push(token):
+            pieces.append(piece)
+            yield piece
+        if text.stopped:
+            break
+        if len(ids) == decoding.max_new_tokens:
+            finish_reason = "length"
+            break
+        # Greedy decoding repeats for ever once it repeats; a drawn answer may leave the loop.
+        if decoding.temperature == 0 and is_looping(ids):
+            finish_reason = "repetition"
+            break
+    if piece := text.finish():
+        pieces.append(piece)
+        yield piece
+    said = "".join(pieces).strip()
+    return replace(answer, text=said, tokens=len(ids), finish_reason=finish_reason), first_at
+
+
+def choose_text(answer: Answer, choices: Sequence[str], chances: Tensor) -> Answer:
+    """Return an answer with the likeliest of some texts, by the log probabilities `[n]` of the
+    tokens with which each may begin.
+    """
     best = int(chances.argmax())
     shares = dict(zip(choices, chances.softmax(0).tolist(), strict=True))
     return replace(

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from typing_extensions import TypeVar
+
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached_model, find_packaged_models
 from protokv.core.backbone import Backbone
@@ -21,6 +23,8 @@ from protokv.state.reader import StateReader
 from protokv.state.store import StatePath
 from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
+
+_AnySession = TypeVar("_AnySession", bound=Session, default=Session)
 
 
 def save(
@@ -69,8 +73,9 @@ def open_session(
     backbone: Backbone | str | None = None,
     *,
     timings: Timings | None = None,
+    kind: type[_AnySession] = Session,  # type: ignore[assignment]
     **placement: Any,
-) -> Session:
+) -> _AnySession:
     """Return a session of the commit that a reader stands at; arguments and errors as `load`."""
     with time_stage(timings, "state"):
         state = reader.state
@@ -78,7 +83,7 @@ def open_session(
         if backbone is None or isinstance(backbone, str):
             backbone = load_recorded_backbone(state, backbone, **placement)
     with time_stage(timings, "session"):
-        return Session.restore(state, backbone)
+        return kind.restore(state, backbone)
 
 
 def load_recorded_backbone(

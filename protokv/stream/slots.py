@@ -147,6 +147,8 @@ def export_slots(
         dtype=model.dtype,
         weights_digest=model.weights_digest,
         biased=bool((bias != 0).any()),
+        free=bool(bias.isinf().any()),
+        ids=list(session.backbone.prefix_ids),
     )
     try:
         written = write_slots(target, head, tensors)

@@ -105,7 +105,8 @@ _HINTS = {
 }
 _HINT = "check the address, and that the source is running"
 
-# Errors of FFmpeg for an address: what is said, and a hint if that of the kind does not do.
+# Errors of FFmpeg for an address, each with the text for the user, and a hint where the hint of the
+# kind of address does not fit.
 _Errors = type[Exception] | tuple[type[Exception], ...]
 _REFUSALS: list[tuple[_Errors, type[ProtoKVError], str, str]] = [
     (

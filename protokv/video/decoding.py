@@ -151,7 +151,7 @@ class FrameDecoder:
             return
         if packet.is_corrupt:
             self._corrupt_s.add(due_s)
-        # Frames before the first key frame are lost, but for those that a seek has left behind.
+        # Frames before the first key frame are lost, unless a seek skipped their packets.
         if not self._drop_leading if self._key_s is None else self._key_s <= due_s:
             self.losses.expect(due_s)
 

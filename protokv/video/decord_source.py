@@ -131,5 +131,5 @@ class DecordSource(AVSource):
 
 
 def _to_array(frame: Any) -> np.ndarray:
-    """Return decord's frame, or that of another framework whose bridge the caller's code set."""
+    """Return the array of a frame. The caller's code may have told decord to give tensors."""
     return np.asarray(frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy())

@@ -1,5 +1,4 @@
-"""Find the subtitles of a video: which are meant, what they say, and what a state keeps on record
-of them.
+"""Find and read the subtitles of a video, and make the record of them that a state keeps.
 
 `auto` takes a file of subtitles beside the video, in a folder or a bucket, else a text track of its
 container, else nothing. What cannot be read gives no lines and one sentence in `lost`: the video is
@@ -64,7 +63,8 @@ class _SubtitleFile(NamedTuple):
 
 
 def find_subtitles(source: Source, video: object, choice: str, start_s: float = 0.0) -> Subtitles:
-    """Return the subtitles of a video; with an empty record if it has none, or none are wanted.
+    """Return the subtitles of a video. Their record is empty if it has none, or they are not
+    wanted.
 
     `source` is the open video, or the part of it that begins at `start_s`; `video` is its path or
     address, and anything else if it has none. `choice` is `auto`, `off`, a file of subtitles, or a

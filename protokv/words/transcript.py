@@ -43,7 +43,7 @@ class _TranscriptLine(NamedTuple):
     said_to_s: float | None = None
 
     def spoken(self) -> Utterance:
-        """Return what was said at its own times, or at those of its step."""
+        """Return the line as an utterance, at its own times or at the times of its step."""
         start_s = self.start_s if self.said_from_s is None else self.said_from_s
         end_s = self.end_s if self.said_to_s is None else self.said_to_s
         return Utterance(start_s, end_s, self.text, self.step)
@@ -72,7 +72,7 @@ class Transcript(TranscriptAttachment):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
-        """Return that of a state, without lines if it has none. Raises as `take`."""
+        """Return the transcript of a state, which may have no lines. Raises as `take`."""
         found = cls()
         found.take(tensors)
         return found

@@ -1,0 +1,206 @@
+"""Questions whose tokens come from an engine of others, that holds the slots of the state.
+
+Prompts, choices, stops and penalties are those of a session; its model needs no weights. The engine
+speaks the completions of OpenAI and what vLLM adds to them: ids in place of text, log probabilities
+by id, `kv_transfer_params`. `protokv.vllm` is the other side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from http.client import HTTPException
+from statistics import fmean
+from threading import Lock
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import torch
+
+from protokv.core.backbone import ChatTurn
+from protokv.core.decoding import Decoding, TokenLogprob
+from protokv.errors import ConfigError, EngineError, escape_text
+from protokv.state.reader import StateReader
+from protokv.stream.answer import Answer
+from protokv.stream.asking import choose_text, write_answer
+from protokv.stream.opening import open_session
+from protokv.stream.promise import PromiseRule
+from protokv.stream.session import Session
+from protokv.stream.slots import count_slots, digest_commit
+from protokv.texts import shorten_text
+
+_PATIENCE_S = 120.0  # for the next token
+
+
+class Engine:
+    """An engine behind an address. Threads may share it."""
+
+    def __init__(self, url: str) -> None:
+        """Name it by an address such as http://host:8000, with or without /v1. ConfigError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigError(f"{url!r} is no address", hint="for example http://localhost:8000")
+        self.url = url.rstrip("/").removesuffix("/v1")
+
+    def complete(self, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of a completion as they come. EngineError."""
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("PROTOKV_ENGINE_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        body = json.dumps(asked | {"stream": True}).encode()
+        request = Request(f"{self.url}/v1/completions", body, headers)
+        try:
+            with urlopen(request, timeout=_PATIENCE_S) as reply:
+                for line in reply:
+                    data = line.removeprefix(b"data:").strip()
+                    if line.startswith(b"data:") and data != b"[DONE]":
+                        chunk = json.loads(data)
+                        if "error" in chunk:
+                            raise EngineError(self._explain(data, 500))
+                        yield chunk
+        except HTTPError as error:
+            with error:
+                raise EngineError(
+                    self._explain(error.read(1 << 16), error.code),
+                    hint="write what it serves: protokv inspect STATE -o DIR/NAME.kv.safetensors"
+                    if error.code == 400
+                    else "",
+                ) from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise EngineError(
+                f"the engine at {self.url} does not answer: {escape_text(error, 200)}",
+                hint="start it, or name another one with --engine",
+            ) from None
+
+    def _explain(self, body: bytes, code: int) -> str:
+        """Return what the engine said, in one line."""
+        said = ""
+        try:
+            found = json.loads(body)
+            said = str(found.get("error", found).get("message", ""))
+        except (ValueError, AttributeError):
+            pass
+        why = escape_text(shorten_text(" ".join(said.split())), 300) or f"HTTP status {code}"
+        return f"the engine at {self.url} refuses: {why}"
+
+
+class EngineSession(Session):
+    """A session that an engine answers for."""
+
+    engine: Engine
+    asked: dict[str, str]  # the state and its commit
+    slots: int
+    _lock: Any  # of the memory
+
+    @classmethod
+    def open(
+        cls, reader: StateReader, engine: Engine, name: str, backbone: Any = None, **how: Any
+    ) -> EngineSession:
+        """Open a state that the engine has by a name; arguments and errors as `open_session`.
+
+        ConfigError: no other engine can serve it.
+        """
+        bare = {"device": "meta", "device_map": None}
+        session = open_session(reader, backbone, kind=cls, **how | bare)
+        session.slots = count_slots(session)
+        session.engine = engine
+        session._lock = Lock()
+        session.asked = {"state": name, "commit": digest_commit(reader.state)}
+        return session
+
+    def stream(
+        self,
+        question: str,
+        decoding: Decoding | None = None,
+        *,
+        evidence: bool = False,
+        turns: Sequence[ChatTurn] = (),
+        system: str | None = None,
+        promise: PromiseRule | None = None,
+    ) -> Generator[str, None, Answer]:
+        """Answer piece by piece, as every session. ConfigError: evidence is wanted, which an engine
+        does not tell. EngineError.
+        """
+        if promise is not None:
+            pieces = self.stream(question, decoding, turns=turns, system=system)
+            return (yield from promise.hold_back(pieces, self))
+        if evidence:
+            raise ConfigError(
+                "an engine does not tell what its answers stand on",
+                hint="ask for evidence without --engine",
+            )
+        decoding = decoding or self.backbone.decoding
+        firsts = self.backbone.choice_ids(decoding.choices)
+        began = time.perf_counter()
+        ids, kept = self.backbone.question_ids(question, turns, system)
+        with self._lock:
+            ids, _, _ = self.aim(ids)
+        body = {
+            # Ids below 0 are slots already.
+            "prompt": [token for token in ids if token >= 0],
+            "kv_transfer_params": self.asked,
+            "return_tokens_as_token_ids": True,
+            "temperature": decoding.temperature,
+            "max_tokens": 1 if firsts else decoding.max_new_tokens,
+            "logprobs": decoding.top_logprobs or 0,
+        }
+        answer = Answer(
+            question,
+            text="",
+            stream_time_s=self.clock.stream_time_s,
+            ttft_ms=0.0,
+            total_ms=0.0,
+            context_tokens=self.slots,
+            tokens=0,
+            mean_logprob=0.0,
+            turns=kept,
+        )
+        if firsts:
+            wanted = sorted({token for each in firsts for token in each})
+            body |= {"logprob_token_ids": wanted, "logprobs": len(wanted)}
+            (chances,) = _read_chances(self.engine.complete(body))
+            found = dict(chances)
+            each = [torch.tensor([found[token] for token in own]).logsumexp(0) for own in firsts]
+            answer = choose_text(answer, decoding.choices, torch.stack(each))
+            yield answer.text
+            first_at = time.perf_counter()
+        else:
+            named = ("top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+            body |= {name: getattr(decoding, name) for name in named}
+            body |= {"top_k": decoding.top_k or -1, "stop_token_ids": [*self.backbone.stop_ids]}
+            said = list[list[TokenLogprob]]()
+
+            def read() -> Generator[int]:
+                for chances in _read_chances(self.engine.complete(body)):
+                    said.append(chances)
+                    yield chances[0].id
+
+            with closing(read()) as tokens:
+                answer, first_at = yield from write_answer(answer, tokens, self.backbone, decoding)
+            answer = replace(
+                answer,
+                mean_logprob=fmean(chances[0].log_probability for chances in said) if said else 0.0,
+                chances=None if decoding.top_logprobs is None else said[: answer.tokens],
+            )
+        now = time.perf_counter()
+        ttft_ms = ((first_at or now) - began) * 1e3
+        return replace(answer, ttft_ms=ttft_ms, total_ms=(now - began) * 1e3)
+
+
+def _read_chances(chunks: Iterator[dict[str, Any]]) -> Iterator[list[TokenLogprob]]:
+    """Yield the chances of each token of a completion, first that of the chosen one."""
+    for chunk in chunks:
+        for found in (choice.get("logprobs") or {} for choice in chunk.get("choices", ())):
+            each = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+            for token, chance, top in each if found else ():
+                likely = sorted((top or {}).items(), key=lambda one: -one[1])
+                yield [
+                    TokenLogprob(int(name.removeprefix("token_id:")), float(own))
+                    for name, own in [(token, chance), *likely]
+                ]

@@ -1,0 +1,117 @@
+"""Tiny random models with heads that kernels of vLLM take, and states of them."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from protokv.backbones import load_backbone
+from protokv.core.backbone import Backbone
+from protokv.memories import MemoryConfig
+from protokv.stream.session import Session
+from protokv.stream.slots import export_slots
+from tests.backbones import tiny
+from tests.conftest import random_frames
+
+HEAD_SIZE = 32
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
+OTHERS = ("qwen2_vl", "internvl", "smolvlm")
+
+
+def write_model(family: str, folder: Path) -> Path:
+    """Write a model whose attention is far from uniform, and whose logits are of usual size."""
+    settings = tiny.text_settings
+
+    def wide_settings(*given: int, **rope: Any) -> dict[str, Any]:
+        if "mrope_section" in rope:
+            rope["mrope_section"] = [8, 4, 4]
+        return settings(*given, **rope)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        patch.object(tiny, "HEAD_SIZE", HEAD_SIZE),
+        patch.object(tiny, "text_settings", wide_settings),
+    ):
+        tiny.BUILDERS[family](folder)
+    weights = folder / "model.safetensors"
+    tensors = {name: one * 0.6 if one.ndim > 1 else one for name, one in load_file(weights).items()}
+    save_file(tensors, weights, {"format": "pt"})
+    return folder
+
+
+def make_questions(count: int, seed: int = 0) -> list[str]:
+    """Return different questions of the words that tiny models know."""
+    draw = random.Random(seed)
+    words = [word for word in tiny.WORDS if word.isalpha()]
+    found = dict.fromkeys(
+        " ".join(draw.choices(words, k=draw.randint(2, 9))) + " ?" for _ in range(3 * count)
+    )
+    return list(found)[:count]
+
+
+def watch_state(backbone: Backbone, seed: int, memory: str = "durable") -> Session:
+    """Return a session that has merged much of what it watched."""
+    session = Session.start(backbone, MemoryConfig.of(memory, budget=96 + 8 * (seed % 10)))
+    for step in range(24 + seed % 7):
+        session.watch(random_frames(100 * seed + step, backbone.frames_per_step))
+    return session
+
+
+def write_states(
+    backbone: Backbone, folder: Path, count: int, watch: Callable[[Any, int], Session] = watch_state
+) -> dict[str, Session]:
+    """Write states and their slots to `folder/states`; return their sessions by name."""
+    (folder / "states").mkdir(parents=True, exist_ok=True)
+    found = {}
+    for number in range(count):
+        found[f"s{number}"] = watch(backbone, number)
+        write_state(found[f"s{number}"], folder, f"s{number}")
+    return found
+
+
+def write_state(session: Session, folder: Path, name: str) -> None:
+    path = folder / "states" / f"{name}.safetensors"
+    session.save(path)
+    export_slots(path, path.with_suffix(".kv.safetensors"), backbone=session.backbone)
+
+
+def load_model(folder: Path, dtype: str = "float32") -> Backbone:
+    torch.set_num_threads(1)
+    return load_backbone(str(folder), device="cpu", dtype=dtype)
+
+
+PLACES = ("street", "harbour", "kitchen", "garden", "station", "market", "school", "garage")
+COLOURS = ("red", "blue", "green", "yellow", "white", "black", "grey", "brown")
+THINGS = ("box", "bag", "letter", "bicycle", "lamp", "ladder", "umbrella", "bottle")
+
+
+def load_smollm2(folder: Path, dtype: str = "float32") -> Any:
+    """Load a language model with learned weights, which reads text in place of frames."""
+    from samples.worlds.llama import load_llama
+
+    torch.set_num_threads(1)
+    return load_llama(str(folder), device="cpu", dtype=dtype)
+
+
+def read_text(backbone: Any, seed: int) -> Session:
+    """Return a session that has read a log, and has merged much of it."""
+    draw = random.Random(seed)
+    session = Session.start(backbone, MemoryConfig.of("durable", budget=128 + 8 * (seed % 10)))
+    for step in range(12):
+        lines = [
+            f"A man in a {draw.choice(COLOURS)} coat leaves a {draw.choice(COLOURS)} "
+            f"{draw.choice(THINGS)} in the {draw.choice(PLACES)}."
+            for _ in range(3)
+        ]
+        session.take([backbone.embed_chunk(backbone.tokenize(" ".join(lines)))], [float(step)])
+    return session
+
+
+def ask_in_words() -> list[str]:
+    """Return questions about such a log."""
+    asked = [f"What colour was the {thing}?" for thing in THINGS[:5]]
+    return asked + [f"What was left in the {place}?" for place in PLACES[:5]]

@@ -1,0 +1,277 @@
+"""Prove that vLLM answers from states as `protokv query` does.
+
+    python -m tests.engines.prove PYTHON_OF_VLLM [--small] [--family NAME ...] [--smollm2 FOLDER]
+
+It makes tiny models and states, starts a vLLM for each model, has many questions in flight with
+ordinary prompts among them, and compares first tokens, log probabilities and texts with those of a
+session. It ends with a table, and with 1 if anything differs.
+"""
+
+import argparse
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.request import Request, urlopen
+
+import torch
+
+from protokv.core.decoding import Decoding
+from protokv.errors import EngineError
+from protokv.state.reader import StateReader
+from protokv.stream.answer import Answer
+from protokv.stream.engine import Engine, EngineSession
+from protokv.stream.session import Session
+from tests.conftest import random_frames
+from tests.engines import material
+from tests.engines.server import Server
+
+MOST = 1e-4  # of a log probability in float32
+NEAR_TIE = 1e-3  # two tokens so near to each other may change places
+TOKENS = 6
+DECODING = Decoding(max_new_tokens=TOKENS, top_logprobs=10)
+
+
+@dataclass
+class Comparison:
+    """What was compared, and what differed."""
+
+    name: str
+    questions: int = 0
+    furthest: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def compare(self, expected: Answer, found: Answer, most: float = MOST) -> None:
+        """Compare token by token, until a near tie parts the two."""
+        self.questions += 1
+        ours = expected.chances or []
+        theirs = found.chances or []
+        for index, (own, other) in enumerate(zip(ours, theirs, strict=False)):
+            chances = {token.id: token.log_probability for token in own}
+            shared = [one for one in other if one.id in chances]
+            off = max(abs(one.log_probability - chances[one.id]) for one in shared)
+            self.furthest = max(self.furthest, off)
+            if off > most or len({one.id for one in shared}) < 8:
+                self.wrong.append(f"{expected.question!r}: token {index} is off by {off:.1e}")
+                return
+            if own[0].id != other[0].id:
+                gap = own[1].log_probability - own[2].log_probability
+                if gap > max(NEAR_TIE, 2 * most):
+                    self.wrong.append(
+                        f"{expected.question!r}: token {index} differs, gap {gap:.1e}"
+                    )
+                return
+        if len(ours) != len(theirs) or expected.text != found.text:
+            self.wrong.append(f"{expected.question!r}: {expected.text!r} and {found.text!r}")
+
+    def row(self) -> str:
+        notes = ", ".join(f"{name} {value}" for name, value in self.notes.items())
+        verdict = "as query" if not self.wrong else f"{len(self.wrong)} WRONG"
+        return f"| {self.name} | {self.questions} | {self.furthest:.1e} | {verdict} | {notes} |"
+
+
+def ask_plainly(server: Server, ids: list[int]) -> list[float]:
+    """Return the log probabilities of the tokens that follow an ordinary prompt."""
+    body = {"prompt": ids, "max_tokens": TOKENS, "temperature": 0, "logprobs": 0}
+    request = Request(
+        f"{server.url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urlopen(request, timeout=600) as reply:
+        found: list[float] = json.load(reply)["choices"][0]["logprobs"]["token_logprobs"]
+    return found
+
+
+@torch.inference_mode()
+def follow_plainly(session: Session, ids: list[int]) -> list[float]:
+    """Return the same by the model alone."""
+    backbone = session.backbone
+    found = list[float]()
+    ids = list(ids)
+    for _ in range(TOKENS):
+        cache = backbone.new_cache()
+        hidden = backbone.forward(
+            backbone.embed_text(ids), backbone.text_positions(0, len(ids)), cache
+        )
+        likely = backbone.logits(hidden[-1]).log_softmax(-1)
+        ids.append(int(likely.argmax()))
+        found.append(float(likely.max()))
+        if ids[-1] in backbone.stop_ids:
+            break
+    return found
+
+
+def open_all(folder: Path, server: Server, names: Any, backbone: Any) -> dict[str, EngineSession]:
+    engine = Engine(server.url)
+    return {
+        name: EngineSession.open(
+            StateReader.open(folder / f"states/{name}.safetensors"), engine, name, backbone
+        )
+        for name in names
+    }
+
+
+def ask_many(
+    label: str,
+    server: Server,
+    opened: dict[str, EngineSession],
+    expected: dict[tuple[str, str], Answer],
+    count: int,
+    plain: dict[tuple[int, ...], list[float]],
+    most: float = MOST,
+) -> Comparison:
+    """Have `count` questions in flight, each tenth request an ordinary prompt."""
+    found = Comparison(label)
+    pairs = list(expected)
+    prompts = list(plain)
+
+    def ask(number: int) -> None:
+        name, question = pairs[number % len(pairs)]
+        found.compare(expected[name, question], opened[name].ask(question, DECODING), most)
+        if number % 10 == 0:
+            prompt = prompts[number // 10 % len(prompts)]
+            chances = ask_plainly(server, list(prompt))
+            off = max(abs(a - b) for a, b in zip(chances, plain[prompt], strict=False))
+            ordinary = found.notes.get("ordinary prompts off by", 0.0)
+            found.notes["ordinary prompts off by"] = max(ordinary, round(off, 7))
+
+    before = server.count("vllm:num_preemptions_total")
+    began = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(ask, range(count)))
+    found.notes["seconds"] = round(time.perf_counter() - began, 1)
+    found.notes["preempted"] = int(server.count("vllm:num_preemptions_total") - before)
+    if found.notes.get("ordinary prompts off by", 0.0) > most:
+        found.wrong.append("ordinary prompts")
+    return found
+
+
+def replace_while_asked(
+    server: Server, folder: Path, name: str, sessions: dict[str, Session], count: int
+) -> Comparison:
+    """Replace a state while it is asked: each answer is of the commit that was asked, or refused in
+    a line that says so.
+    """
+    found = Comparison("a state replaced while it is asked")
+    old = sessions[name]
+    questions = material.make_questions(8, seed=5)
+    expected = {question: old.ask(question, DECODING) for question in questions}
+    opened = open_all(folder, server, [name], old.backbone)[name]
+    refused = list[str]()
+
+    def ask(number: int) -> None:
+        question = questions[number % len(questions)]
+        if number == count // 2:
+            old.watch(random_frames(4711, old.backbone.frames_per_step))
+            material.write_state(old, folder, name)
+        try:
+            found.compare(expected[question], opened.ask(question, DECODING))
+        except EngineError as error:
+            refused.append(error.message)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(count)))
+    now = open_all(folder, server, [name], old.backbone)[name]
+    for question in questions:
+        found.compare(old.ask(question, DECODING), now.ask(question, DECODING))
+    found.notes |= {"refused": len(refused), "said": {one.split(": ")[-1] for one in refused}}
+    return found
+
+
+def prove_family(
+    family: str,
+    folder: Path,
+    python: Path,
+    port: int,
+    *,
+    many: bool,
+    dtype: str = "float32",
+    count: int = 1000,
+    model: Path | None = None,
+) -> list[Comparison]:
+    """Prove one model; with `many`, all that is slow too."""
+    if model is None:
+        backbone: Any = material.load_model(material.write_model(family, folder / "model"), dtype)
+        sessions = material.write_states(backbone, folder, 10 if many else 3)
+        questions = material.make_questions(10 if many else 5)
+    else:
+        backbone = material.load_smollm2(model, dtype)
+        sessions = material.write_states(backbone, folder, 10 if many else 3, material.read_text)
+        (folder / "model").symlink_to(model)
+        questions = material.ask_in_words()
+    expected = {
+        (name, question): session.ask(question, DECODING)
+        for name, session in sessions.items()
+        for question in questions
+    }
+    prompts = [tuple(range(3 + n, 3 + n + 12)) for n in range(5)]
+    first = next(iter(sessions.values()))
+    plain = {prompt: follow_plainly(first, list(prompt)) for prompt in prompts}
+    options: dict[str, object] = {"dtype": dtype, "limit-mm-per-prompt": '{"image":0,"video":0}'}
+    if model is not None:
+        del options["limit-mm-per-prompt"]
+    # So few blocks have no room for all states and all that is in flight.
+    options |= {"num-gpu-blocks-override": 40, "max-num-seqs": 16}
+    most = MOST if dtype == "float32" else 0.1
+    server = Server(python, folder, port, options)
+    rows = list[Comparison]()
+    count = count if many else 60
+    with server.running():
+        opened = open_all(folder, server, sessions, backbone)
+        rows.append(ask_many(f"{family} {dtype}", server, opened, expected, count, plain, most))
+        if dtype != "float32" or model or not (many or family == "qwen2_5_vl"):
+            return rows
+        rows.append(replace_while_asked(server, folder, "s0", sessions, 60))
+        rest = {pair: answer for pair, answer in expected.items() if pair[0] != "s0"}
+        if many:
+            server.kill()
+            server.start()
+            label = f"{family}, server killed and started again"
+            rows.append(ask_many(label, server, opened, rest, 100, plain))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("python", type=Path)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--family", action="append")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--smollm2", type=Path, help="its folder; then this model alone")
+    chosen = parser.parse_args()
+    families = chosen.family or (["qwen2_5_vl"] if chosen.small else material.FAMILIES)
+    if chosen.smollm2:
+        families = ["smollm2"]
+    rows = list[Comparison]()
+    print("| | questions | furthest log probability | answers | |\n|---|---|---|---|---|")
+    with TemporaryDirectory() as made:
+        for number, family in enumerate(families):
+            folder = (chosen.folder or Path(made)) / f"{family}-{chosen.dtype}"
+            port = 8200 + number
+            for row in prove_family(
+                family,
+                folder,
+                chosen.python,
+                port,
+                many=not chosen.small,
+                dtype=chosen.dtype,
+                count=chosen.count,
+                model=chosen.smollm2,
+            ):
+                rows.append(row)
+                print(row.row(), *row.wrong[:5], sep="\n", flush=True)
+    passed = sum(not row.wrong for row in rows)
+    print(f"{passed} passed, {len(rows) - passed} failed")
+    sys.exit(passed < len(rows))
+
+
+if __name__ == "__main__":
+    main()

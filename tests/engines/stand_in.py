@@ -1,0 +1,88 @@
+"""An engine on loopback that answers completions by ids as vLLM does, from sessions."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from protokv.stream.session import Session
+from protokv.stream.slots import find_lead
+
+
+class StandIn:
+    """States by name, each with its commit; `replies` are given in place of answers."""
+
+    def __init__(self) -> None:
+        self.states = dict[str, tuple[str, Session]]()
+        self.asked = list[dict[str, Any]]()
+        self.replies = list[tuple[int, bytes]]()
+        self.together = threading.Barrier(1)
+        self._lock = threading.Lock()
+        self.url = ""
+
+    def complete(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield a chunk for each likeliest token that follows the prompt."""
+        _, session = self.states[body["kv_transfer_params"]["state"]]
+        # The lead of a question is among the slots.
+        ids = [*find_lead(session), *body["prompt"]]
+        for _ in range(body["max_tokens"]):
+            with self._lock:
+                likely = session.read_question(ids).logits[-1].log_softmax(-1)
+            token = int(likely.argmax())
+            wanted = body.get("logprob_token_ids") or likely.topk(body["logprobs"]).indices.tolist()
+            chances = {
+                "tokens": [f"token_id:{token}"],
+                "token_logprobs": [float(likely[token])],
+                "top_logprobs": [{f"token_id:{one}": float(likely[one]) for one in wanted}],
+            }
+            yield {"choices": [{"index": 0, "text": "?", "logprobs": chances}]}
+            if token in body.get("stop_token_ids", ()):
+                return
+            ids.append(token)
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        """Return the status and the body of a reply."""
+        self.asked.append(body)
+        self.together.wait(60)
+        if self.replies:
+            return self.replies.pop()
+        wanted = body["kv_transfer_params"]
+        if wanted["state"] not in self.states:
+            return 400, refuse(f"state {wanted['state']}: there is no state")
+        if wanted["commit"] != self.states[wanted["state"]][0]:
+            return 400, refuse(f"state {wanted['state']}: another commit of it is there")
+        chunks = [*map(json.dumps, self.complete(body)), "[DONE]"]
+        return 200, "".join(f"data: {chunk}\n\n" for chunk in chunks).encode()
+
+
+def refuse(message: str) -> bytes:
+    return json.dumps({"error": {"message": message, "code": 400}}).encode()
+
+
+@contextmanager
+def stand_in() -> Iterator[StandIn]:
+    """An engine that listens; it is gone afterwards."""
+    engine = StandIn()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, reply = engine.answer(body)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        engine.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield engine
+        finally:
+            server.shutdown()
+            thread.join()
