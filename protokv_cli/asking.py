@@ -289,6 +289,8 @@ class Answerer:
 
     def _make_row(self, answer: Answer, state: str, expected: str | None) -> JsonObject:
         """Return the row of an answer; show its evidence, and the expected answer if it differs."""
+        from protokv.state.sources import describe_video_times
+
         row: JsonObject = {
             "question": answer.question,
             "answer": answer.text,
@@ -313,7 +315,7 @@ class Answerer:
             spans = [
                 asdict(span)
                 | {"share": round(span.share, 4)}
-                | describe_video_span(self.places, span.start_s, span.end_s)
+                | describe_video_times(self.places, start_s=span.start_s, end_s=span.end_s)
                 for span in answer.evidence.spans
             ]
             # `faint` is null if a low share says nothing about the model.
@@ -373,26 +375,15 @@ class Answerer:
         return answer
 
 
-def describe_video_span(places: Sequence[VideoPlace], start_s: float, end_s: float) -> JsonObject:
-    """Return the video of a span of stream time and its times there, for JSON; nothing where these
-    are the same.
-    """
-    from protokv.state.sources import find_video_place
-
-    place = find_video_place(places, start_s)
-    if place is None:
-        return {}
-    times = {"start": place.video_time(start_s), "end": place.video_time(end_s)}
-    return {"video": place.name} | {f"video_{name}_s": time_s for name, time_s in times.items()}
-
-
 def format_spans(spans: Iterable[EvidenceSpan], places: Sequence[VideoPlace] = ()) -> str:
     """Return spans such as `0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, with the times of the videos
     where these differ from those of the stream.
     """
 
+    from protokv.state.sources import describe_video_times
+
     def name_video(start_s: float, end_s: float) -> str:
-        found = describe_video_span(places, start_s, end_s)
+        found = describe_video_times(places, start_s=start_s, end_s=end_s)
         times = " to ".join(
             format_time(found[f"video_{one}_s"]) for one in ("start", "end") if found
         )

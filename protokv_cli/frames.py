@@ -26,12 +26,12 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
     counts if it has the fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch:
     it has changed.
     """
-    from protokv.state.sources import list_video_places
+    from protokv.state.sources import list_state_sources, list_video_places
     from protokv.video.registry import fingerprint_video_file
 
     places = [video] if video else [Path(), Path(str(reader.path)).parent]
     found = []
-    for one in list_video_places(reader.header):
+    for one in list_video_places(list_state_sources(reader.header)):
         name = one.name
         path = next(
             (file for place in places for file in (place, place / name) if file.is_file()), None

@@ -18,8 +18,9 @@ import typer
 
 from protokv.ingestion import IngestEvent, IngestOptions, events
 from protokv.ingestion.estimate import IngestEstimate
+from protokv.state.sources import describe_video_times
 from protokv.stream.evidence import Evidence
-from protokv.texts import format_count
+from protokv.texts import JsonObject, format_count
 from protokv.timings import Timings
 from protokv_cli.asking import format_evidence_line
 from protokv_cli.exits import ExitCode
@@ -75,6 +76,11 @@ class EventPrinter(ProgressBar):
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings)
         if isinstance(event, events.QuestionAnswered):
+            videos = event.videos
+            del row["videos"]
+            row |= describe_video_times(videos, time_s=event.stream_time_s)
+            for one in row["evidence"] or ():
+                one |= describe_video_times(videos, start_s=one["start_s"], end_s=one["end_s"])
             if event.notice:
                 out.note(f"Note: {event.notice}")
             if self.hook:
@@ -82,7 +88,7 @@ class EventPrinter(ProgressBar):
         if out.as_json:
             out.json(row)
         elif isinstance(event, events.QuestionAnswered):
-            out.text(_describe_answer(event))
+            out.text(_describe_answer(event, row))
         elif ends:
             show_timings(out, row.pop("timings", {}))
             out.record(
@@ -206,17 +212,21 @@ def _note_news(out: Output, event: IngestEvent) -> None:
             )
 
 
-def _describe_answer(event: events.QuestionAnswered) -> str:
+def _describe_answer(event: events.QuestionAnswered, row: JsonObject) -> str:
     """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and a second line with the
     evidence if it is known.
     """
     sure = math.exp(event.mean_logprob) if event.probability is None else event.probability
-    line = f"{format_time(event.stream_time_s)} {event.question} {event.answer} ({sure:.2f})"
+    at = format_time(event.stream_time_s)
+    if "video" in row:
+        at += f" ({format_time(row['video_time_s'])} of {row['video']})"
+    line = f"{at} {event.question} {event.answer} ({sure:.2f})"
     if event.frames_dropped:
         line += (
             f", {event.late_s:.0f} s late, {format_count(event.frames_dropped, 'frame')} dropped"
         )
-    stood = event.evidence and format_evidence_line(Evidence(tuple(event.evidence), measured=False))
+    spans = Evidence(tuple(event.evidence or ()), measured=False)
+    stood = event.evidence and format_evidence_line(spans, event.videos)
     return f"{line}\n{stood}" if stood else line
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protokv.texts import JsonObject, format_count, shorten_text
-from protokv_cli.asking import describe_video_span
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, check_options, option
 from protokv_cli.output import (
@@ -136,7 +135,11 @@ def _write(state: str, target: str, flags: _InspectFlags) -> JsonObject:
 
 def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     """Show what was said and when, a line for each step with words."""
-    from protokv.state.sources import list_video_places
+    from protokv.state.sources import (
+        describe_video_times,
+        list_state_sources,
+        list_video_places,
+    )
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
     reader = open_commit_at(out, state, flags.at, flags.verify)
@@ -152,10 +155,10 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     if not lines:
         known = f" of {name_subtitles(record)} are known" if record else ": the video had none"
         out.note(f"no words{known}")
-    places = list_video_places(reader.header)
+    places = list_video_places(list_state_sources(reader.header))
     rows = [
         {"start_s": one.start_s, "end_s": one.end_s, "text": one.text}
-        | describe_video_span(places, one.start_s, one.end_s)
+        | describe_video_times(places, start_s=one.start_s, end_s=one.end_s)
         for one in lines
     ]
     more = ("video", "video_start_s") if rows and "video" in rows[0] else ()
@@ -234,7 +237,8 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
         if gaps:
             yield tabulate_rows(["gap", "from_s", "to_s", "why"], gaps)
     if answers := stream["answers"][-_ROWS_SHOWN:]:
-        columns = ["stream_time_s", "question", "answer", "probability", "mean_logprob"]
+        more = ["video", "video_time_s"] if "video" in answers[-1] else []
+        columns = ["stream_time_s", *more, "question", "answer", "probability", "mean_logprob"]
         yield tabulate_rows(columns, answers, title="answers")
 
 

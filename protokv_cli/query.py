@@ -194,7 +194,7 @@ def _ask_one(
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             # Its library takes long.
-            from protokv.state.sources import find_notice, list_video_places
+            from protokv.state.sources import find_notice, list_state_sources, list_video_places
             from protokv.stream.engine import Engine, EngineSession
             from protokv.stream.opening import open_session
             from protokv_cli.frames import find_state_videos
@@ -212,7 +212,7 @@ def _ask_one(
                 reader, Engine(ask.engine), name, timings=clock, **model.choice
             )
     answers.notice = find_notice(reader.header)
-    answers.places = list_video_places(reader.header)
+    answers.places = list_video_places(list_state_sources(reader.header))
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
@@ -238,7 +238,7 @@ def _ask_many(
 ) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.state.folder import find_states, group_by_model
-    from protokv.state.sources import find_notice, list_video_places
+    from protokv.state.sources import find_notice, list_state_sources, list_video_places
     from protokv.stream.engine import Engine, EngineSession
     from protokv.stream.opening import load_fitting_backbone, open_session
 
@@ -266,7 +266,7 @@ def _ask_many(
                 out.error(f"Error: {named}{error.message}")
             else:
                 answers.notice = find_notice(reader.header)
-                answers.places = list_video_places(reader.header)
+                answers.places = list_video_places(list_state_sources(reader.header))
                 yield from answers.ask_all(state, session, questions)
 
     rows: Iterable[JsonObject] = make_rows()

@@ -8,7 +8,7 @@ the session.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from protokv.ingestion.events import QuestionAnswered
@@ -18,6 +18,7 @@ from protokv.state.sources import (
     MOST_ANSWER_CHARACTERS,
     MOST_STANDING_ANSWERS,
     StandingAnswer,
+    StreamSegment,
     make_notice,
 )
 from protokv.stream.promise import PromiseRule, find_promise_rule
@@ -35,10 +36,12 @@ class StandingAsker:
         ask: Sequence[StandingQuestion],
         kept: Sequence[StandingAnswer],
         source: Source,
+        segment: StreamSegment,
     ) -> None:
         """Refuse, before anything is watched, what the model cannot be asked. ConfigError."""
         self._session = session
         self._source = source
+        self._segment = segment
         self._live = source if isinstance(source, LiveSource) else None
         self.kept = list(kept)
         self._asked = [
@@ -86,6 +89,7 @@ class StandingAsker:
                 else None,
                 frames_dropped=live.frames_dropped - dropped if live else 0,
                 notice="" if self._source.info.drawn else make_notice(model),
+                videos=self._segment.list_videos(asdict(self._source.info)),
             )
             last = next(
                 (row.answer for row in reversed(self.kept) if row.question == news.question), None

@@ -4,10 +4,11 @@ names as keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from protokv.state.sources import StandingAnswer
+from protokv.state.sources import StandingAnswer, VideoPlace
 from protokv.stream.answer import Promise
 from protokv.stream.evidence import EvidenceSpan
 
@@ -114,6 +115,9 @@ class QuestionAnswered(StandingAnswer):
     late_s: float | None = None  # how far behind a live source the answer came; None: it is a file
     frames_dropped: int = 0  # sampled frames that a live source lost meanwhile
     notice: str = ""  # why the answer means nothing; empty: the model can read the video
+    # where the videos so far are in the stream; JSON has `video` and `video_time_s` instead, where
+    # the times differ, and spans have `video_start_s` and `video_end_s`
+    videos: Sequence[VideoPlace] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class IngestRun:
         self._chunk = start.chunk
         self._timings = timings
         session.timings = timings
-        self._asker = StandingAsker(session, options.ask, start.answers, source)
+        self._asker = StandingAsker(session, options.ask, start.answers, source, segment)
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._subtitles = start.subtitles
         self._loss_reported = False

@@ -240,8 +240,8 @@ class _Server:
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
         pieces = self._ask(asked, path, request)
-        notice = await anyio.to_thread.run_sync(self._states.find_notice, path)
-        reply = chat.ChatCompletion(asked, self._states.decode, notice)
+        notice, places = await anyio.to_thread.run_sync(self._states.read_remarks, path)
+        reply = chat.ChatCompletion(asked, self._states.decode, notice, places)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:

@@ -20,6 +20,7 @@ import msgspec
 from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
+from protokv.state.sources import VideoPlace, describe_video_times
 from protokv.stream.answer import Answer
 from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
 
@@ -236,10 +237,17 @@ class ChatCompletion:
     """An answer as OpenAI's chat completions have it: whole, or a stream of events."""
 
     def __init__(
-        self, request: ChatRequest, decode: Callable[[list[int]], str], notice: str = ""
+        self,
+        request: ChatRequest,
+        decode: Callable[[list[int]], str],
+        notice: str = "",
+        places: Sequence[VideoPlace] = (),
     ) -> None:
-        """Begin; `decode` is the backbone's, `notice` is said of the answer."""
+        """Begin; `decode` is the backbone's, `notice` is said of the answer, and `places` are those
+        of the videos in the stream.
+        """
         self._notice = {"notice": notice} if notice else {}
+        self._places = places
         self._request = request
         self._decode = decode
         self._head = {
@@ -257,7 +265,7 @@ class ChatCompletion:
             **head,
             "choices": [choice],
             "usage": _usage(answer),
-            **_extras(answer),
+            **_extras(answer, self._places),
             **self._notice,
         }
 
@@ -278,7 +286,7 @@ class ChatCompletion:
         except ProtoKVError as error:
             yield _event({"error": describe(error)})
             return
-        yield self._chunk({}, self._ending(item), **_extras(item), **self._notice)
+        yield self._chunk({}, self._ending(item), **_extras(item, self._places), **self._notice)
         if self._request.usage:
             yield _event(
                 {
@@ -319,9 +327,9 @@ class ChatCompletion:
         return {"token": text, "logprob": one.log_probability, "bytes": list(text.encode())}
 
 
-def _extras(answer: Answer) -> JsonObject:
+def _extras(answer: Answer, places: Sequence[VideoPlace]) -> JsonObject:
     """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read,
-    and the evidence.
+    and the evidence, with the times of the videos where these differ from those of the stream.
     """
     found = JsonObject(
         stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns
@@ -334,7 +342,10 @@ def _extras(answer: Answer) -> JsonObject:
         return found
     return {
         **found,
-        "evidence": [asdict(span) for span in answer.evidence.spans],
+        "evidence": [
+            asdict(span) | describe_video_times(places, start_s=span.start_s, end_s=span.end_s)
+            for span in answer.evidence.spans
+        ],
         "faint": answer.evidence.faint,
     }
 

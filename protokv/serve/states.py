@@ -25,7 +25,12 @@ from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.folder import find_states
 from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
-from protokv.state.sources import find_notice
+from protokv.state.sources import (
+    VideoPlace,
+    find_notice,
+    list_state_sources,
+    list_video_places,
+)
 from protokv.state.store import STATE_FORMS
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.opening import open_session
@@ -144,12 +149,15 @@ class StateFolder:
         self._sessions[path] = known
         return known[1]
 
-    def find_notice(self, path: Path) -> str:
-        """Return what to say of every answer of a state; empty: nothing, or it cannot be read."""
+    def read_remarks(self, path: Path) -> tuple[str, list[VideoPlace]]:
+        """Return what to say of every answer of a state, and where its videos are in its stream;
+        nothing, if it cannot be read.
+        """
         try:
-            return find_notice(StateReader.open(path).header)
+            header = StateReader.open(path).header
+            return find_notice(header), list_video_places(list_state_sources(header))
         except StateError:
-            return ""
+            return "", []
 
     def list_commits(self, path: Path) -> list[float]:
         """Return the stream times that can be asked, in seconds. Raises as `open_session`."""

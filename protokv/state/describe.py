@@ -28,7 +28,7 @@ from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import ATTACHED_TENSORS, read_state_memory_config
 from protokv.state.header import State, StateHeader
 from protokv.state.reader import StateReader
-from protokv.state.sources import WallClockLog, describe_state_sources, read_standing_answers
+from protokv.state.sources import WallClockLog, describe_standing_answers, describe_state_sources
 from protokv.state.store import (
     StatePath,
     check_state_replaceable,
@@ -110,7 +110,7 @@ def describe_state(
             "tokens_exact": exact,
             "exact_from_s": exact_from_s,
             "live": None if wall_clock is None else wall_clock.describe(),
-            "answers": [asdict(one) for one in read_standing_answers(state)],
+            "answers": describe_standing_answers(state),
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": reader.stored_bytes},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -50,10 +50,10 @@ class VideoPlace:
         return stream_s - self.start_s + self.offset_s
 
 
-def list_video_places(header: StateHeader) -> list[VideoPlace]:
-    """Return the place of each source of a state, in order. Raises as `read_last_segment`."""
+def list_video_places(sources: Iterable[Mapping[str, Any]]) -> list[VideoPlace]:
+    """Return the place of each source of a state, from `list_state_sources`. StateCorrupt."""
     places = []
-    for one in list_state_sources(header):
+    for one in sources:
         # The fingerprint of a part is that of the file, then @, where it begins, + and how long it
         # is; its name says the same.
         digest, _, part = str(one.get("fingerprint")).partition("@")
@@ -77,6 +77,17 @@ def find_video_place(places: Sequence[VideoPlace], stream_s: float) -> VideoPlac
     return [one for one in places if one.start_s <= stream_s + 1e-6 or one is places[0]][-1]
 
 
+def describe_video_times(places: Sequence[VideoPlace], **times_s: float) -> JsonObject:
+    """Return the video of stream times, the first of which tells which one it is, and the times
+    there under `video_` and their names, for JSON; nothing where these are the same.
+    """
+    place = find_video_place(places, next(iter(times_s.values())))
+    if place is None:
+        return {}
+    found = {f"video_{name}": place.video_time(time_s) for name, time_s in times_s.items()}
+    return {"video": place.name, **found}
+
+
 FOREIGN_NOTICE = (
     "the embedded model reads drawn shapes only, and this video is no such: its answers mean "
     "nothing. Watch it with another --model"
@@ -96,6 +107,10 @@ class StreamSegment:
         """Return the value of `StateHeader.source` while this source is watched."""
         place = {"first_step": self.first_step, "start_s": self.start_s, "earlier": [*self.earlier]}
         return {**source, **(place if self.earlier else {})}
+
+    def list_videos(self, source: Mapping[str, Any]) -> list[VideoPlace]:
+        """Return where the videos of the stream are, up to this source."""
+        return list_video_places((*self.earlier, self.record(source)))
 
 
 def read_last_segment(header: StateHeader) -> StreamSegment:
@@ -252,6 +267,17 @@ def read_standing_answers(header: StateHeader) -> list[StandingAnswer]:
     no sense.
     """
     return list(_convert((header.source or {}).get("answers", []), list[StandingAnswer]))
+
+
+def describe_standing_answers(header: StateHeader) -> list[JsonObject]:
+    """Return the last answers as plain JSON, with the times of the video where these differ. Raises
+    as `read_standing_answers`.
+    """
+    places = list_video_places(list_state_sources(header))
+    return [
+        asdict(one) | describe_video_times(places, time_s=one.stream_time_s)
+        for one in read_standing_answers(header)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

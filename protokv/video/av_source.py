@@ -212,10 +212,14 @@ class AVSource(Source):
             # FFmpeg looks for the length at the end, where yet another recording may be.
             "skip_estimate_duration_from_pts": "1",
         }
-        limits = (self._max_pixels, options, self._timeout_s)
         try:
             container = open_container(
-                self.source, *limits, lambda: self._should_stop(), pipe=part.pipe
+                self.source,
+                self._max_pixels,
+                options,
+                self._timeout_s,
+                lambda: self._should_stop(),
+                part.pipe,
             )
             stream, _ = choose_video_stream(container, self._name, self._max_pixels, part.known)
         except ProtoKVError:

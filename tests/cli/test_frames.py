@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -65,7 +66,13 @@ def test_evidence_and_words_of_a_part_have_the_times_of_the_video_beside_those_o
 ) -> None:
     Path("clip.srt").write_text("1\n00:00:04,000 --> 00:00:05,000\nhello\n")
     part = ("--start", "3s", "-o", "part.safetensors")
-    assert program("ingest", "clip.mp4", *SMALL, *part).code == 0
+    standing = ("--ask", QUESTION, "--ask-every", "2s", "--evidence")
+    *_, answered, _, _ = program("ingest", "clip.mp4", *SMALL, *part, *standing, "--json").rows()
+    for found, name in ((answered, "time_s"), (answered["evidence"][0], "start_s")):
+        known = {"time_s": answered["stream_time_s"]} | found
+        assert (found["video"], found[f"video_{name}"]) == ("clip.mp4", known[name] + 3)
+    stream = json.loads(program("inspect", "part.safetensors", "--json").out)["stream"]
+    assert stream["answers"][0]["video_time_s"] == 5.0
     ask = ("query", "part.safetensors", QUESTION, "--evidence")
     (row,) = program(*ask, "--json").rows()
     span = row["evidence"][1]

@@ -235,6 +235,24 @@ def test_an_answer_about_a_video_that_an_embedded_model_cannot_read_says_so(
     assert ("drawn shapes only" in found) is said
 
 
+@pytest.mark.usefixtures("with_evidence")
+def test_answers_about_a_part_have_the_times_of_the_video_beside_those_of_the_stream(
+    kept: Path,
+) -> None:
+    state = load_state(kept / "door.safetensors")
+    said = {"question": "a", "answer": "b", "stream_time_s": 1.0, "mean_logprob": -0.1}
+    source = {"name": "talk.mp4 from 300 s", "fingerprint": "ab@300.000000+", "answers": [said]}
+    save_state(replace(state, source=source), kept / "part.safetensors")
+    with server(kept) as address, client(address) as one:
+        more: dict[str, Any] = {"extra_body": {"evidence": True}}
+        (span, *_) = ask(one, "part", **more).evidence
+        assert (span["video"], span["video_end_s"]) == ("talk.mp4", span["end_s"] + 300)
+        assert "video" not in ask(one, "door", **more).evidence[0]
+    with TestClient(build_app(StateFolder(kept, MockBackbone())), "http://localhost") as page:
+        (answer, *_) = page.get("/page/state?name=part").json()["answers"]
+        assert (answer["video"], answer["video_time_s"]) == ("talk.mp4", 301.0)
+
+
 PARTS = [*[{"role": "user", "content": "a"}] * 2, {"role": "tool"}]
 BAD = [
     ({"messages": []}, "role user"),
@@ -335,30 +353,25 @@ def test_questions_beyond_the_limits_are_sent_away(
         go.set()
 
 
-def test_an_answer_has_its_evidence_if_that_is_asked_for(
-    running: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    span = EvidenceSpan(1.0, 2.0, 0.5, (Utterance(1.0, 2.0, "look"),))
+SPAN = EvidenceSpan(1.0, 2.0, 0.5, (Utterance(1.0, 2.0, "look"),))
 
+
+@pytest.fixture
+def with_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     def stream(_: Session, question: str, __: Any, *, evidence: bool, **___: Any) -> Any:
         yield "a star"
-        return Answer(
-            question,
-            "a star",
-            3.0,
-            1.0,
-            2.0,
-            20,
-            2,
-            -0.1,
-            Evidence((span,), True) if evidence else None,
-        )
+        stood = Evidence((SPAN,), True) if evidence else None
+        return Answer(question, "a star", 3.0, 1.0, 2.0, 20, 2, -0.1, stood)
 
     monkeypatch.setattr(Session, "stream", stream)
+
+
+@pytest.mark.usefixtures("with_evidence")
+def test_an_answer_has_its_evidence_if_that_is_asked_for(running: str) -> None:
     with client(running) as one:
         assert not hasattr(ask(one), "evidence")
         answer = ask(one, extra_body={"evidence": True})
-        assert (answer.evidence, answer.faint) == ([json.loads(json.dumps(asdict(span)))], False)
+        assert (answer.evidence, answer.faint) == ([json.loads(json.dumps(asdict(SPAN)))], False)
         *_, last = ask(one, stream=True, extra_body={"evidence": True})
         assert last.evidence == answer.evidence
 

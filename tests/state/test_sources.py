@@ -17,6 +17,7 @@ from protokv.state.sources import (
     _MOST,
     WallClockLog,
     is_earlier_state,
+    list_state_sources,
     list_video_places,
     make_next_segment,
     read_fingerprints,
@@ -123,4 +124,4 @@ def test_a_record_that_makes_no_sense_is_named() -> None:
 def test_a_part_of_a_video_that_makes_no_sense_is_refused(part: str) -> None:
     header = replace(at(1), source={"name": "a.mp4 from 3 s", "fingerprint": f"ab@{part}+9"})
     with pytest.raises(StateCorrupt, match="makes no sense"):
-        list_video_places(header)
+        list_video_places(list_state_sources(header))
