@@ -21,6 +21,7 @@ from protokv.ingestion.asking import StandingAsker
 from protokv.memories import DurableConfig
 from protokv.replay.calibrate import calibrate_answers, save_calibrations
 from protokv.replay.rows import AnswerRow
+from protokv.state.sources import StreamSegment
 from protokv.stream.promise import (
     CONFIDENCE,
     UNKNOWN,
@@ -196,9 +197,9 @@ def test_a_standing_question_has_its_promise_in_its_news(session: Session, tmp_p
     source = cast("Source", SimpleNamespace(info=SimpleNamespace(drawn=True)))
     asked = StandingQuestion(TEXTS[0], every_s=1.0, at_most_wrong=0.2, calibrations=str(tmp_path))
     with pytest.raises(ConfigError, match="nothing is calibrated"):
-        StandingAsker(session, [asked], [], source)
+        StandingAsker(session, [asked], [], source, StreamSegment())
     calibrate(session, tmp_path, 0.0)
-    (news,) = StandingAsker(session, [asked], [], source).ask_due(0.0)
+    (news,) = StandingAsker(session, [asked], [], source, StreamSegment()).ask_due(0.0)
     assert news.answer == UNKNOWN
     assert news.promise is not None
     assert (news.promise.known, news.promise.why) == (False, "not sure enough")
