@@ -27,8 +27,10 @@ from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, EngineError, escape_text
 from protokv.state.reader import StateReader
-from protokv.stream.asking import Answer, choose_text, write_answer
+from protokv.stream.answer import Answer
+from protokv.stream.asking import choose_text, write_answer
 from protokv.stream.opening import open_session
+from protokv.stream.promise import PromiseRule
 from protokv.stream.session import Session
 from protokv.stream.slots import count_slots, digest_commit
 from protokv.texts import shorten_text
@@ -130,10 +132,14 @@ class EngineSession(Session):
         evidence: bool = False,
         turns: Sequence[ChatTurn] = (),
         system: str | None = None,
+        promise: PromiseRule | None = None,
     ) -> Generator[str, None, Answer]:
         """Answer piece by piece, as every session. ConfigError: evidence is wanted, which an engine
         does not tell. EngineError.
         """
+        if promise is not None:
+            pieces = self.stream(question, decoding, turns=turns, system=system)
+            return (yield from promise.hold_back(pieces, self))
         if evidence:
             raise ConfigError(
                 "an engine does not tell what its answers stand on",

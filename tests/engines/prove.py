@@ -23,7 +23,7 @@ import torch
 from protokv.core.decoding import Decoding
 from protokv.errors import EngineError
 from protokv.state.reader import StateReader
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.session import Session
 from tests.conftest import random_frames
