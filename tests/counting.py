@@ -94,12 +94,13 @@ class Recording(Mode):
 
     Attributes:
         operations: name, scalars, shapes and strides; a tensor is named by the operation that made
-            its memory, or by its place among `addresses`.
+            its memory, or by its place among `addresses`. None are kept unless they are `compared`.
         addresses: of the memory that was there before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, compared: bool = True) -> None:
         super().__init__()
+        self._compared = compared
         self.operations: list[Any] = []
         self.addresses: list[int] = []
         self._calls: list[tuple[Any, Any, Any, Any]] = []
@@ -107,6 +108,10 @@ class Recording(Mode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self._compared:
+            result = func(*args, **kwargs)
+            self._calls.append((func, args, kwargs, result))
+            return result
         form = tree_map(self._form, (str(func), args, kwargs))
         result = func(*args, **kwargs)
         # What is made is kept, so that no address means two tensors.
@@ -160,10 +165,10 @@ def by_mask(indices: Any) -> bool:
 
 
 def record(call: Callable[[], Any], *_: Any) -> tuple[Callable[[], None], Any]:
-    """Stand in for `protokv.device.graphs._capture`. Recording a call runs it, so the first replay
+    """Stand in for `protokv.device.runs._capture`. Recording a call runs it, so the first replay
     does nothing.
     """
-    with Recording() as recording:
+    with Recording(compared=False) as recording:
         result = call()
     first = [True]
 

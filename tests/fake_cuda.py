@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from protokv.device import graphs
+from protokv.device import runs
 from tests.counting import INDEXING, WAITS, Mode, by_mask, record
 
 CUDA = torch.device("cuda", 0)
@@ -357,7 +357,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)
     captures = patch.multiple(
-        graphs, _capture=_capture, _make_pool=lambda: None, _make_stream=lambda _: None
+        runs, _capture=_capture, _make_pool=lambda: None, _make_stream=lambda _: None
     )
     with (
         patch.multiple(torch.cuda, **_PATCHES),

@@ -15,7 +15,7 @@ from protokv.core.decoding import Decoding, TokenSampler
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
-from protokv.device import graphs, kernels
+from protokv.device import kernels, runs
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
@@ -95,12 +95,12 @@ def test_graphs_of_cuda_give_what_the_calls_give(
 ) -> None:
     found = []
     folder = str(BUILDERS[family](tmp_path))
-    for capture in (graphs._capture, refuse):
-        monkeypatch.setattr(graphs, "_capture", capture)
+    for capture in (runs._capture, refuse):
+        monkeypatch.setattr(runs, "_capture", capture)
         backbone = load_backbone(folder, device="cuda", dtype="float32")
         session = watched(backbone, MemoryConfig.of(kind, budget=48), range(30))
         answers = [session.ask(QUESTION, Decoding(9, temperature=0)).text for _ in range(3)]
-        used = (backbone.graphs, session._graphs, session._reader.graphs, session.memory.graphs)
+        used = (backbone.runs, session._runs, session._reader.runs, session.memory.runs)
         how = {name: how for one in used if one is not None for name, how in one.how.items()}
         found.append((session.prefill(QUESTION), answers, how))
     (logits, answers, how), (expected, said, _) = found

@@ -26,10 +26,15 @@ pytestmark = pytest.mark.skipif(
 SHARED = {"ingest"}
 
 
-def _read_trees(*folders: str) -> dict[Path, ast.Module]:
-    """Return the syntax tree of each Python file in these folders of the repository."""
+def _read_files(*folders: str) -> dict[Path, str]:
+    """Return the text of each Python file in these folders of the repository."""
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
-    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    return {file: file.read_text(encoding="utf-8") for file in files}
+
+
+def _read_trees(*folders: str) -> list[ast.Module]:
+    """Return the syntax trees of these files."""
+    return list(map(ast.parse, _read_files(*folders).values()))
 
 
 def _has_docstring(node: ast.AST) -> bool:
@@ -51,7 +56,7 @@ def test_the_weight_in_syntax_nodes_stays_within_its_budget(
 ) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     most = project["tool"]["protokv"]["nodes"][name]
-    weight = sum(_weigh(tree) for tree in _read_trees(*folders).values())
+    weight = sum(_weigh(tree) for tree in _read_trees(*folders))
     assert weight <= most, f"{name}: {weight:,} syntax nodes of {most:,}; take something away"
 
 
@@ -60,8 +65,8 @@ def test_lines_have_at_most_100_characters() -> None:
     free = re.compile(r"# (type: ignore|noqa)|^_PROMPT|^Decide whether|^    b\"")
     long = [
         f"{file.relative_to(ROOT)}:{number}"
-        for file in _read_trees(*PACKAGES, "tests", "samples")
-        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1)
+        for file, text in _read_files(*PACKAGES, "tests", "samples").items()
+        for number, line in enumerate(text.split("\n"), 1)
         if len(line) > 100 and not free.search(line)
     ]
     assert not long, "\n".join(long)
@@ -73,7 +78,7 @@ def _is_packed(node: ast.Assign) -> bool:
 
 
 def test_few_assignments_assign_tuples_to_tuples() -> None:
-    nodes = [node for tree in _read_trees(*PACKAGES).values() for node in ast.walk(tree)]
+    nodes = [node for tree in _read_trees(*PACKAGES) for node in ast.walk(tree)]
     assignments = [node for node in nodes if isinstance(node, ast.Assign)]
     assert sum(map(_is_packed, assignments)) <= 0.03 * len(assignments)
 
@@ -83,8 +88,8 @@ def _find_public_names() -> dict[str, set[str]]:
     define it.
     """
     names: dict[str, set[str]] = defaultdict(set)
-    for path in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path, text in _read_files(*PACKAGES).items():
+        for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
                 names[node.name].add(str(path.relative_to(ROOT)))
     return names
@@ -100,10 +105,9 @@ def test_a_public_name_means_one_thing() -> None:
 
 def test_no_name_ends_in_of() -> None:
     defined = re.compile(r"^ *(?:async )?(?:def|class) (\w+_of)\b", re.MULTILINE)
-    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     found = {
-        str(file.relative_to(ROOT)): defined.findall(file.read_text(encoding="utf-8"))
-        for file in files
+        str(file.relative_to(ROOT)): defined.findall(text)
+        for file, text in _read_files(*PACKAGES).items()
     }
     assert not {name: names for name, names in found.items() if names}
 
@@ -136,8 +140,7 @@ def _read_comment_sentences(text: str) -> list[str]:
 
 
 def test_sentences_of_comments_begin_with_their_subject() -> None:
-    files = (ROOT / "protokv").rglob("*.py")
-    each = [_read_comment_sentences(file.read_text(encoding="utf-8")) for file in files]
+    each = map(_read_comment_sentences, _read_files("protokv").values())
     sentences = [one for found in each for one in found if re.match("[A-Za-z]", one)]
     odd = [one for one in sentences if re.match(r"(?i)(of|what|where|those|by|in|that)\b", one)]
     assert len(sentences) > 500
@@ -156,7 +159,7 @@ def _counts_on_a_star(call: ast.Call) -> bool:
 def test_few_calls_star_a_tuple_into_positions() -> None:
     calls = [
         node
-        for tree in _read_trees(*PACKAGES).values()
+        for tree in _read_trees(*PACKAGES)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _counts_on_a_star(node)
     ]

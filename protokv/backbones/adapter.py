@@ -36,7 +36,7 @@ from protokv.core.packing import check_tensor_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.device.arrays import concat_rows
-from protokv.device.graphs import Graphs
+from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
 
@@ -168,7 +168,7 @@ class TransformersBackbone(Backbone):
             if others
             else "its weights are quantized" * ("+" in identity.dtype)
         )
-        self.graphs: Graphs = Graphs(self.device, why)
+        self.runs: Runs = Runs(self.device, why, reads_memory=False)
         self.why_eager = why
         self._tokenizer = tokenizer
         self._prompt = prompt
@@ -348,7 +348,7 @@ class TransformersBackbone(Backbone):
     def _run_tower(
         self, look: Callable[[Sequence[PreparedStep]], Any], steps: Sequence[PreparedStep]
     ) -> Any:
-        """Return what `look` makes of some steps, by a graph where the tower can be captured."""
+        """Return what `look` makes of some steps, captured where that can be."""
 
         def run(pixels: Tensor) -> Any:
             parts = torch.split(pixels, [len(step.pixels) for step in steps])
@@ -356,7 +356,7 @@ class TransformersBackbone(Backbone):
                 [replace(step, pixels=part) for step, part in zip(steps, parts, strict=True)]
             )
 
-        return self.graphs.run(
+        return self.runs.run(
             "vision tower", tuple(step.grid for step in steps), run, self._move_pixels(steps)
         )
 
@@ -382,7 +382,7 @@ class TransformersBackbone(Backbone):
                 own = pad(own, (0, self._id_size))  # layers take visual tokens for padding
             tokens = self.retime(StepTokens(own, step.grid), time_s)
             if tokens.embeddings is own:
-                # The next pictures overwrite the result of a graph.
+                # The next pictures overwrite the result.
                 tokens = replace(tokens, embeddings=own.clone())
             found.append(tokens)
         return found

@@ -261,7 +261,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         if isinstance(other, StreamCacheLayer):
             other.owner = self
             return other
-        self.form = None
+        self.key = None
         for name, held in vars(layer).items():
             if isinstance(held, dict):
                 fresh = {
@@ -287,12 +287,12 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self.seen = other.seen + tokens
         held = collect_layer_tensors(other.layers)
         for name, one in held.items():
-            mine = self._settled.get(name) if self.form else None
+            mine = self._settled.get(name) if self.key else None
             held[name] = one.clone() if mine is None or mine.shape != one.shape else mine.copy_(one)
         _restore_layers(self.layers, held, self.seen)
         self._settled = collect_layer_tensors(self.layers)
         # from here on it stays where it is
-        self.form = tuple(one.shape for one in self._settled.values()) or None
+        self.key = tuple(one.shape for one in self._settled.values()) or None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve; nothing if all have full

@@ -2,7 +2,7 @@
 attention in windows.
 
 A tower that is not given these arguments computes them on the device, and the host waits for them
-in every layer; no graph could hold that. A tower attends in one window after the other. Here, in
+in every layer; no capture could hold that. A tower attends in one window after the other. Here, in
 half precision on a device, one call of torch's flash attention serves all windows.
 """
 
@@ -25,7 +25,7 @@ _IN_PARTS: Final = "protokv_flash_in_parts"
 def supports_varlen(tower: Any, device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a tower can attend in all parts of a sequence by one call."""
     size = tower.blocks[0].attn.head_dim
-    return kernels.uses_bias_columns(size, dtype, device) and kernels.has_flash(device)
+    return kernels.attends_in_windows(size, dtype, device)
 
 
 def make_tower_inputs(

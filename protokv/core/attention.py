@@ -2,10 +2,9 @@
 without a bias.
 
 The tokens being forwarded (`TokenCache`) are causal and the slots of a context are not, so each set
-is attended to by itself, and the results are merged by their log-sum-exp. On a device the tokens of
-an answer stand behind the slots, and each attends to both at once. Query heads of one KV head are
-stacked as queries, so keys and values are never repeated; the bias of a slot is broadcast over
-queries. Knows no model and no memory.
+is attended to by itself, and the results are merged by their log-sum-exp. Query heads of one KV
+head are stacked as queries, so keys and values are never repeated; the bias of a slot is broadcast
+over queries. Knows no model and no memory.
 """
 
 from __future__ import annotations
@@ -137,10 +136,7 @@ class LayerTokenCache:
         all that there is room for.
         """
         if self.answer is not None:
-            held = None
-            if self.keys is not None and self.values is not None:
-                held = self.keys, self.values
-            keys, values = self.answer.write(self.number, held, keys, values)
+            keys, values = self.answer.write(self.number, keys, values)
         else:
             if self.keys is not None and self.values is not None:
                 keys = torch.cat((self.keys, keys), -2)
@@ -180,8 +176,8 @@ class TokenCache:
 
     # layers that the memory serves; in a `StreamCache` transformers' own are among them
     layers: list[Any]
-    # all that the work of a fork depends on besides data in buffers that do not move
-    form: Hashable = None
+    # all that the work of a fork depends on besides the data of tensors that stay where they are
+    key: Hashable = None
     # a list for the queries that read the context, `[Hq, T, D]` of each layer
     queries: list[Tensor] | None = None
 

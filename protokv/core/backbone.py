@@ -28,7 +28,7 @@ from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
-from protokv.device.graphs import Graphs
+from protokv.device.runs import Runs, ready_for_copy
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
 
@@ -65,9 +65,9 @@ class PreparedStep:
     pixels: Tensor  # float32 on the host, in the shape of the family
     grid: tuple[int, int]  # rows and columns of their visual tokens
 
-    def pinned_for(self, device: torch.device) -> PreparedStep:
+    def ready_for(self, device: torch.device) -> PreparedStep:
         """Return it in memory from which this device copies while the host goes on."""
-        return replace(self, pixels=self.pixels.pin_memory()) if device.type == "cuda" else self
+        return replace(self, pixels=ready_for_copy(self.pixels, device))
 
     def shows_the_same(self, other: PreparedStep) -> bool:
         """Return whether two steps have equal pixels."""
@@ -133,8 +133,8 @@ class Backbone(StreamModel):
     # whose attention shows the evidence of an answer; None: not measured
     reading_layers: Sequence[int] | None = None
     converses: bool = True  # whether the model was trained on conversations and system prompts
-    graphs: Graphs | None = None  # graphs of its vision tower
-    # why `forward` cannot be captured as a graph (`protokv.device.graphs`); empty: it can
+    runs: Runs | None = None  # of its vision tower
+    # why `forward` cannot be captured (`protokv.device.runs`); empty: it can
     why_eager: str = ""
 
     @classmethod

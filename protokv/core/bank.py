@@ -5,15 +5,16 @@ tokens enter it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from protokv.core.near import ExactTokens, WindowMove
+from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
 
@@ -57,16 +58,12 @@ class PrototypeBank(StateTensors):
     expired: Tensor
     recycled: Tensor
 
-    def __init__(self, shape: MemoryShape, prototypes: int) -> None:
-        """Make a bank of free slots."""
+    def __init__(self, shape: MemoryShape, prototypes: int, slots: KVSlots | None = None) -> None:
+        """Make a bank of free prototypes; `slots` are those that show it."""
         self._names = []
         for spec in self.declare(shape, prototypes):
             self._names.append(spec.name.removeprefix("bank."))
             setattr(self, self._names[-1], spec.allocate(shape.device))
-        # Rows that changed since the last call of `take_touched_`, with repeats; None: any may
-        # have.
-        self._touched: list[Tensor] | None = None
-        self._touched_rows = 0
 
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
@@ -120,30 +117,6 @@ class PrototypeBank(StateTensors):
         centers = self.key_center, self.value_center
         return tuple(center.flatten(0, 2).index_select(0, rows) for center in centers)
 
-    def touch_(self, rows: Tensor) -> None:
-        """Note that what `rows` show changed. Waits for nothing."""
-        if self._touched is not None:
-            self._touched.append(rows)
-            self._touched_rows += len(rows)
-            if self._touched_rows > self.mass.numel():
-                self._touched = None
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether rows were touched since the last call of `take_touched_`, as far as is known."""
-        return self._touched is None or bool(self._touched)
-
-    def take_touched_(self) -> Tensor:
-        """Return the rows touched since the last call, some more than once; all rows where that is
-        not known.
-        """
-        touched = self._touched
-        self._touched = []
-        self._touched_rows = 0
-        if touched is None:
-            return torch.arange(self.mass.numel(), device=self.mass.device)
-        return torch.cat(touched) if touched else self.mass.new_empty(0)
-
     def report(self, step: int) -> list[dict[str, Any]]:
         """Return for each layer, over its heads: slots in use, quantiles of mass and age,
         counters.
@@ -164,11 +137,6 @@ class PrototypeBank(StateTensors):
         """Return its part of the state."""
         return {f"bank.{name}": getattr(self, name) for name in self._names}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked state."""
-        super().take(tensors)
-        self._touched = None
-
 
 def _quantiles(values: Tensor) -> list[float]:
     """Return minimum, quartiles and maximum; nothing where there are no values."""
@@ -187,7 +155,6 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
     place.
     """
 
-    told: ClassVar[int] = 0  # how many numbers the host tells it on the device in a step
     prototypes_used: int | None = None  # of each head, from the first on; None: any may be in use
 
     @classmethod
@@ -201,27 +168,23 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
         `shape`.
         """
 
+    def plan(self, step: int, move: WindowMove) -> Sequence[float] | None:
+        """Return the numbers that `absorb_` reads in a step, on the host alone; None: it asks the
+        device.
+        """
+        return None
+
     def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
         """See a step before it enters the near window; `before` returns what that holds of the step
         before it.
         """
         return
 
-    def tell(self, move: WindowMove) -> Sequence[float]:
-        """Return these numbers of a step, before it is seen."""
-        return ()
-
     @abstractmethod
-    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
-        """Put evicted tokens into the bank while step `step` is appended, of which the host `told`
-        float64 numbers.
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
+        """Put evicted tokens into the bank while a step is taken, given the float64 numbers of
+        `plan`; a rule that has some reads no `step`. Return the rows `[n]` that changed.
         """
-
-    def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
-        """Maintain the bank once a step, after its tokens; `newest` returns what the window has of
-        the newest step.
-        """
-        return
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""

@@ -8,20 +8,22 @@ session.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic
 
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from protokv.core.context import Context
+from protokv.core.near import NearWindow
 from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
-from protokv.device.graphs import Graphs
+from protokv.device.runs import Plan, Runs, catch_up
 
 ConfigT = TypeVar("ConfigT", default=Any)
 """The settings of a memory: a `MemoryConfig`, which this file does not know."""
@@ -32,13 +34,16 @@ class Memory(ABC):
 
     # whether its bytes stop growing; False for a reference that keeps everything
     bounded: bool = True
-    # whether `recall().before(time)` works, so that the last steps can be read again
-    hides_recent: bool = True
-    graphs: Graphs | None = None  # of its updates
-    steady: bool = False  # whether `context` does the same work on the same buffers each time
-    retrieves: bool = False  # whether what `recall` shows depends on the question
+    # whether what `recall` shows depends on the question, so that nothing of it can be hidden
+    # before the question is known
+    retrieves: bool = False
     reads_queries: bool = False  # whether a step comes with the queries that forwarded it
-    joins_steps: bool = True  # whether a step may attend to earlier steps that are not appended yet
+    # whether a step is forwarded only when the memory has all steps before it
+    one_by_one: bool = False
+    # what `context` shows besides the data of tensors that stay where they are; None: it differs
+    # each time
+    context_key: Hashable = None
+    runs: Runs | None = None  # how its steps were taken; None: nothing is known
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -59,13 +64,6 @@ class Memory(ABC):
     @abstractmethod
     def append(self, step: StepKV) -> None:
         """Take one step of the stream."""
-
-    def join(self) -> None:
-        """Let a device read this memory only when it has taken the last step; every method does so
-        by itself.
-        """
-        if self.graphs is not None:
-            self.graphs.join()
 
     @abstractmethod
     def context(self) -> Context:
@@ -121,6 +119,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
 
     undivided: ClassVar[str] = ""  # why its layers must all be on one device; empty: they need not
     _slots: KVSlots
+    _near: NearWindow
 
     def __init__(self, config: ConfigT, shape: MemoryShape, rotary: Rotary) -> None:
         """Make an empty memory. ConfigError: the config does not fit the model."""
@@ -128,6 +127,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         self._shape = shape
         self._rotary = rotary
         self._sanitizer = StepSanitizer(shape)
+        self.runs: Runs = Runs(shape.device)
 
     @classmethod
     def declare(cls, config: ConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -137,7 +137,8 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         return (*KVSlots.declare(shape), *StepSanitizer.declare())
 
     def parts(self) -> Sequence[StateTensors]:
-        """Return the holders of its state."""
+        """Return the holders of its state, when it has taken the last step."""
+        catch_up(self._shape.device)
         return self._slots, self._sanitizer
 
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -148,22 +149,45 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         """Return `StepKV.repeats` of the next step; None if this memory does not look."""
         return None
 
-    def _admit(self, step: StepKV, last_step: int) -> StepKV:
-        """Return the step without numbers that are not finite; refuse it before `start`, or after a
-        later one.
-        """
-        self._check_order(step, last_step)
-        return self._sanitizer.admit(step)
+    @property
+    def last_step(self) -> int:
+        """The index of the last step seen; -1: none."""
+        return self._near.last_step
 
-    def _check_order(self, step: StepKV, last_step: int) -> None:
+    def append(self, step: StepKV) -> None:
+        """Take one step: plan it on the host, and apply the plan to it on the device."""
         if not self._slots.started:
             raise RuntimeError(
                 "the memory needs its prompt prefix before the first step: call start()"
             )
-        if step.step <= last_step:
+        if step.step <= self.last_step:
             raise ValueError(
-                f"step {step.step} came after step {last_step}; indices must increase from 0"
+                f"step {step.step} came after step {self.last_step}; indices must increase from 0"
             )
+        plan = self.plan(step)
+
+        def take(
+            numbers: Tensor, keys: Tensor, values: Tensor, positions: Tensor, places: Tensor
+        ) -> None:
+            same = replace(step, keys=keys, values=values, positions=positions, coordinates=places)
+            self.apply(plan.key, numbers, self._sanitizer.admit(same))
+
+        self.runs.carry_out(
+            "update", plan, take, step.keys, step.values, step.positions, step.coordinates
+        )
+
+    def plan(self, step: StepKV) -> Plan:
+        """Return what taking a step comes to, on the host alone; nothing for a memory that asks the
+        device.
+        """
+        return Plan()
+
+    @abstractmethod
+    def apply(self, key: Any, numbers: Tensor, step: StepKV) -> None:
+        """Take a planned step, whose `usable` is known, given key and numbers of the plan.
+        Unless it asks the device, this is tensors alone: the same operations for every plan of a
+        key.
+        """
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return the declaration of its state."""
@@ -187,6 +211,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
 
     def report(self) -> dict[str, Any]:
         """Return the number of tokens dropped, and what is to be said of each layer."""
+        catch_up(self._shape.device)
         return {"tokens_dropped": int(self._sanitizer.dropped), "layers": []}
 
     def nbytes(self) -> dict[str, int]:

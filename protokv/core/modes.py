@@ -10,8 +10,8 @@ import torch
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Make no graph, and tensors that may be written to in any mode in which a user's model
-    runs.
+    """Record no gradients, and make tensors that may be written to in any mode in which a user's
+    model runs.
     """
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -19,6 +19,7 @@ from torch import Tensor
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.device.runs import Plan
 from protokv.errors import StateCorrupt
 
 # The parts of tokens, and the axis of each that counts them.
@@ -41,12 +42,10 @@ class ExactTokens:
 
 @dataclass(frozen=True, slots=True)
 class WindowMove:
-    """What the next step does to a window, in tokens. Once a window is full, steps of one size make
-    equal moves.
+    """What a step does to a window, in tokens. Once a window is full, steps of one size make equal
+    moves.
     """
 
-    step: int  # number of the step
-    start: int  # first slot in use before it comes
     before: int  # of the step before it
     held: int  # before it comes, all together
     leaving: int  # of these, the oldest
@@ -58,17 +57,15 @@ class NearWindow(StateTensors):
     """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in
     `ExactTokens`, of the slots.
 
-    A step is `plan` and `tell`, on the host, and `write`, on the device. What that does depends on
-    the sizes of the last `WindowMove` alone; where the ring begins, and which step it is, it reads
-    from `told`.
+    A step is `plan`, on the host, and on the device `begin`, `leaving` and `write`. What these do
+    depends on the sizes of its `WindowMove` alone; where the ring begins, and which step it is,
+    they read from the numbers of the plan.
     """
 
     def __init__(
-        self, slots: KVSlots, position_components: int, *, steps: int | None = None, told: int = 0
+        self, slots: KVSlots, position_components: int, *, steps: int | None = None
     ) -> None:
-        """Make an empty window of at most `steps` steps, None: of any number; `tell` takes `told`
-        more numbers.
-        """
+        """Make an empty window of at most `steps` steps, None: of any number."""
         near = slots.near
         self.keys = slots.keys[:, :, near]
         self.values = slots.values[:, :, near]
@@ -82,35 +79,20 @@ class NearWindow(StateTensors):
         self.usable = torch.ones(W, dtype=torch.bool, device=device)
         self._line = torch.arange(2 * W, device=device)
         self._wrap = max(W, 1)
-        # All that the host tells the device in a step: the first slot in use before it, its number,
-        # and `told` more.
-        self.told = torch.zeros(2 + told, dtype=torch.float64, device=device)
-        self.move = WindowMove(-1, 0, 0, 0, 0, 0)
-        self._found: tuple[Tensor, Tensor] | None = None
         # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of
         # the device.
         self._lengths: deque[int] = deque()
+        self._start = 0  # first slot in use
+        self.last_step = -1  # the last step seen; -1: none
+        self.begin(WindowMove(0, 0, 0, 0), torch.zeros(2, device=device))
 
     def __len__(self) -> int:
         return sum(self._lengths)
 
-    @property
-    def last_step(self) -> int:
-        """The last step seen; -1: none."""
-        return self.move.step
-
-    @property
-    def _start(self) -> int:
-        return (self.move.start + self.move.leaving) % self._wrap
-
-    def append(self, step: StepKV) -> None:
-        """Take a step."""
-        self.plan(step.step, len(step.positions))
-        self.tell()
-        self.write(step)
-
-    def plan(self, step: int, tokens: int) -> WindowMove:
-        """Make room for a step of so many tokens, on the host alone; return what it does."""
+    def plan(self, step: int, tokens: int) -> Plan:
+        """Make room for a step of so many tokens, on the host alone; return its move, with the
+        first slot in use and the number of the step.
+        """
         W = len(self.step)
         held = len(self)
         before = self._lengths[-1] if self._lengths else 0
@@ -120,25 +102,26 @@ class NearWindow(StateTensors):
         kept = min(tokens, W)
         if kept:
             self._lengths.append(kept)
-        self.move = WindowMove(step, self._start, before, held, leaving, kept, tokens - kept)
-        return self.move
+        plan = Plan(WindowMove(before, held, leaving, kept, tokens - kept), (self._start, step))
+        self._start = (self._start + leaving) % self._wrap
+        self.last_step = step
+        return plan
 
-    def tell(self, more: Sequence[float] = ()) -> None:
-        """Tell the device what was planned, and more numbers, by one copy that nothing waits
-        for.
+    def begin(self, move: WindowMove, numbers: Tensor) -> None:
+        """Find the slots of a planned step, in stream order: of the tokens before it, and of its
+        own.
         """
-        told = torch.tensor([self.move.start, self.move.step, *more], dtype=torch.float64)
-        if self.told.is_cuda:
-            told = told.pin_memory()
-        self.told[: len(told)].copy_(told, non_blocking=True)
-        self._found = None
+        start, self._number = numbers[:2].long()
+        some = self._line[: move.held + move.kept]
+        self._move = move
+        self._ring = (some + start).remainder_(self._wrap)
 
     def leaving(self, step: StepKV) -> ExactTokens:
         """Return copies of the tokens that leave for the planned step, in stream order, before
         `write`.
         """
-        move = self.move
-        out = self._at(self._ring()[0][: move.leaving])
+        move = self._move
+        out = self._at(self._ring[: move.leaving])
         if move.surplus:
             surplus = step.tokens(slice(0, move.surplus))
             parts = {name: (getattr(out, name), getattr(surplus, name)) for name in _AXES}
@@ -151,9 +134,9 @@ class NearWindow(StateTensors):
         """Take the step that was planned, on the device alone; which of its tokens are usable is
         known.
         """
-        move, (ring, number) = self.move, self._ring()
-        left = ring[: move.leaving]
-        slots = ring[move.held :]
+        move = self._move
+        left = self._ring[: move.leaving]
+        slots = self._ring[move.held :]
         # Written by an index, a number is copied from the host first.
         for held, axis, free in (
             (self._bias, 2, -torch.inf),
@@ -167,29 +150,19 @@ class NearWindow(StateTensors):
             assert step.usable is not None
             for name, axis in _AXES.items():
                 getattr(self, name).index_copy_(axis, slots, getattr(step, name))
-            self.step.index_copy_(0, slots, number.expand(move.kept))
+            self.step.index_copy_(0, slots, self._number.expand(move.kept))
             self._bias[:, :, slots] = step.usable.log()
 
     def before(self) -> ExactTokens:
         """Return copies of the tokens of the step before the planned one that are in the window,
         before `write`.
         """
-        move = self.move
-        return self._at(self._ring()[0][move.held - move.before : move.held])
+        move = self._move
+        return self._at(self._ring[move.held - move.before : move.held])
 
     def newest(self) -> ExactTokens:
         """Return copies of the tokens of the newest step that are in the window."""
-        return self._at(self._ring()[0][self.move.held :])
-
-    def _ring(self) -> tuple[Tensor, Tensor]:
-        """Return slots, in stream order, of tokens before the last move and of its own; and its
-        step, `[]` int64.
-        """
-        if self._found is None:
-            start, number = self.told[:2].long()
-            some = self._line[: self.move.held + self.move.kept]
-            self._found = (some + start).remainder_(self._wrap), number
-        return self._found
+        return self._at(self._ring[self._move.held :])
 
     def _at(self, slots: Tensor) -> ExactTokens:
         return ExactTokens(
@@ -268,7 +241,9 @@ class NearWindow(StateTensors):
             torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist()
         )
         n = self._lengths[-1] if self._lengths else 0
-        self.move = WindowMove(last_step, start, 0, count - n, 0, n)
-        self.tell()
+        self._start = start
+        self.last_step = last_step
+        place = torch.tensor([start, last_step], device=self.step.device)
+        self.begin(WindowMove(0, count - n, 0, n), place)
         self._bias.fill_(-torch.inf)
         self._bias[:, :, ring] = self.usable[ring].log()

@@ -9,8 +9,8 @@ anchor. Only those of prototypes that changed are written again.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -26,8 +26,7 @@ from protokv.core.settings import MemoryConfig
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
-from protokv.device.arrays import write_rows_
-from protokv.device.graphs import Graphs
+from protokv.device.runs import Plan, Runs
 from protokv.errors import ConfigError
 
 # pseudo-tokens that are written at once: in float32 they take several times their bytes
@@ -96,25 +95,21 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
     """
 
     rule: ClassVar[type[BankRule]]  # by which tokens enter the bank
-    steady = True
+    context_key: Hashable = "slots"
 
     def __init__(self, config: PrototypeT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self.graphs: Graphs = Graphs(shape.device, beside=True)
+        self.runs = Runs(shape.device, beside=True)
         K = config.prototypes
         self._slots = self.new_slots(config, shape)
-        self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
-        self._bank = self.make_bank(config, shape)
+        self._near = NearWindow(self._slots, shape.position_components)
+        self._bank = self.bank_type(config)(shape, K, self._slots)
         self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
 
     @classmethod
     @abstractmethod
     def bank_type(cls, config: PrototypeT) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
-
-    def make_bank(self, config: PrototypeT, shape: MemoryShape) -> PrototypeBank:
-        """Return an empty bank; the slots exist."""
-        return self.bank_type(config)(shape, config.prototypes)
 
     def new_slots(self, config: PrototypeT, shape: MemoryShape) -> KVSlots:
         """Return the slots that attention reads, all free."""
@@ -137,54 +132,34 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
 
     def parts(self) -> Sequence[StateTensors]:
         """Return the holders of these."""
-        super().join()
         rule = () if self._rule is None else (self._rule,)
         return (*super().parts(), self._near, self._bank, *rule)
 
-    def join(self) -> None:
-        """Let a device read this memory, with the pseudo-tokens up to date: which ones changed, a
-        graph cannot ask.
-        """
-        super().join()
-        if self._bank.is_unread:
-            self._write_far()
+    def plan(self, step: StepKV) -> Plan:
+        """Return the move of the near window, with its numbers and those of the rule."""
+        plan = self._near.plan(step.step, len(step.positions))
+        more = () if self._rule is None else self._rule.plan(step.step, plan.key)
+        asks = more is None or step.usable is not None or step.repeats is not None
+        return Plan(plan.key, (*plan.numbers, *(more or ())), asks)
 
-    def append(self, step: StepKV) -> None:
-        """Take one step."""
-        super().join()
-        self._check_order(step, self._near.last_step)
-        move = self.tell(step.step, len(step.positions))
-
-        def update(keys: Tensor, values: Tensor, positions: Tensor, coordinates: Tensor) -> None:
-            new = replace(
-                step, keys=keys, values=values, positions=positions, coordinates=coordinates
-            )
-            self.update(self._sanitizer.admit(new))
-
-        # A rule that is told nothing on the device asks it.
-        alike = self.rule.told and step.usable is None and step.repeats is None
-        given = step.keys, step.values, step.positions, step.coordinates
-        self.graphs.run("update", replace(move, step=0, start=0) if alike else None, update, *given)
-
-    def tell(self, step: int, tokens: int) -> WindowMove:
-        """Tell the device, by one copy, all that the next step differs in from others of its
-        size.
-        """
-        move = self._near.plan(step, tokens)
-        self._near.tell(() if self._rule is None else self._rule.tell(move))
-        return move
-
-    def update(self, step: StepKV) -> None:
-        """Take the step that was told, on the device alone; equal moves are equal work if the rule
-        is told the rest.
-        """
+    def apply(self, key: WindowMove, numbers: Tensor, step: StepKV) -> None:
+        """Take a planned step: what leaves the near window goes into the bank."""
+        self._near.begin(key, numbers)
         if self._rule is not None:
             self._rule.see_(self._near.before, step)
         leaving = self._near.leaving(step)
         self._near.write(step)
         if self._rule is not None and len(leaving):
-            self._rule.absorb_(self._far_tokens(leaving), step.step, self._near.told[2:])
-            self._rule.maintain_(lambda: self._far_tokens(self._near.newest()), step.step)
+            self.write_far(self._absorb(self._rule, leaving, step.step, numbers[2:]))
+
+    def _absorb(self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor) -> Tensor:
+        """Put the tokens that leave into the bank; return the rows `[n]` that changed."""
+        return rule.absorb_(self._far_tokens(leaving), step, numbers)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a state whose form is checked."""
+        super().load(tensors)
+        self.write_far()
 
     def _far_tokens(self, tokens: ExactTokens) -> FarTokens:
         """Return tokens as the bank takes them: the rotation of their keys removed."""
@@ -193,32 +168,26 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         return FarTokens(keys, values, tokens.coordinates, tokens.positions, tokens.usable.long())
 
     def context(self) -> Context:
-        """Return all slots, with the pseudo-tokens up to date."""
-        self._write_far()
+        """Return all slots."""
         return self._slots.context(self._near.positions, self._anchors)
 
-    def _write_far(self) -> None:
-        if not self._config.prototypes:
-            return
+    def write_far(self, changed: Tensor | None = None) -> None:
+        """Write the far slots of prototypes `changed` `[n]`; None: of all."""
+        mass = self._bank.mass
+        if changed is None:
+            changed = torch.arange(mass.numel(), device=mass.device)
         at_once = max(1, _TOKENS_AT_ONCE // self._config.slots_per_prototype)
-        for rows in torch.split(self._bank.take_touched_(), at_once):
-            self._write_rows(rows)
-        self._slots.bias[:, :, self._slots.far] = self._compute_bias(self._bank.mass)
+        for rows in torch.split(changed, at_once):
+            if len(rows):
+                self._write_rows(rows)
+        self._slots.bias[:, :, self._slots.far] = self._compute_bias(mass)
 
     def _write_rows(self, rows: Tensor) -> None:
         """Write the far slots that show prototypes `rows` `[n]`."""
         keys, *values = self._bank.centers(rows)
         anchors = self._bank.position.flatten(0, 2)[rows].round().long()
         keys = rotate(keys, *self._rotary(anchors))
-        self._write_slots(self._slots.find_rows(rows, self._config.prototypes), [keys, *values])
-
-    def _write_slots(self, where: Tensor, given: Sequence[Tensor]) -> None:
-        """Write keys, and values if they are given, `[n, D]` float32, into far slots `where`
-        `[n]`.
-        """
-        far = self._slots.rows_from(self._slots.far.start)
-        for held, new in zip(far, given, strict=False):
-            write_rows_(held, where, new.to(held.dtype))
+        self._slots.write_far(rows, self._bank.mass.shape[2], [keys, *values])
 
     def _compute_bias(self, mass: Tensor) -> Tensor:
         """Return the logit bias of far slots, given the `mass` of prototypes; log 0 = -inf hides
@@ -242,6 +211,5 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened
         to them.
         """
-        super().join()
-        layers = self._bank.report(self._near.last_step)
-        return {"near_tokens_in_use": len(self._near)} | super().report() | {"layers": layers}
+        found = {"near_tokens_in_use": len(self._near)} | super().report()
+        return found | {"layers": self._bank.report(self.last_step)}

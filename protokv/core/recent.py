@@ -32,7 +32,7 @@ class RecentSteps:
         """Keep the steps of the last `recent_frames` of a config. ConfigError: its memory does not
         go with that.
         """
-        if config.recent_frames and not config.memory.hides_recent:
+        if config.recent_frames and config.memory.retrieves:
             why = (
                 f"recent_frames: {config.name} chooses by the first forward, which must be that of "
                 "the question"

@@ -47,7 +47,7 @@ class LayerShards(Memory):
             why = f"the memory {config.name} cannot be divided by layers: {cls.undivided}"
             raise ConfigError(why, hint="load the model on one device, or use another memory")
         self.bounded = cls.bounded
-        self.joins_steps = cls.joins_steps
+        self.one_by_one = cls.one_by_one
         self._specs = cls.declare(config, shape)
         # shapes of the longest runs of layers that are alike, in order
         self._runs: list[MemoryShape] = []

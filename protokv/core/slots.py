@@ -38,6 +38,13 @@ class KVSlots(SlotRows, StateTensors):
         self.bias[:, :, self.sink] = 0.0
         self.started = True
 
+    def write_far(self, slots: Tensor, of_head: int, given: Sequence[Tensor]) -> None:
+        """Write keys, and values if they are given, `[n, D]` float32, into far slots `[n]` int64.
+
+        These count over all heads, of which each has `of_head`.
+        """
+        self.write_rows(self.far.start, self.find_rows(slots, of_head), given)
+
     def context(
         self, near: Tensor, far: Callable[[], Tensor] | None = None, used: int | None = None
     ) -> SlotContext:

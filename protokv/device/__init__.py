@@ -1,2 +1,2 @@
-"""The device: captured calls (`graphs`), attention kernels (`kernels`), how slots and answers lie
+"""The device: captured calls (`runs`), attention kernels (`kernels`), how slots and answers lie
 (`slots`, `answers`), operations on rows (`arrays`)."""

@@ -18,16 +18,17 @@ class AnswerBuffer:
     mask: Tensor  # which places each of them sees, `[T, capacity]` bool
 
     def __init__(
-        self, capacity: int, device: torch.device, wide: tuple[Tensor, Tensor] | None = None
+        self, tokens: int, device: torch.device, wide: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Make room for `capacity` tokens, behind the slots of `SlotRows.read` if they are given
-        and it is at most `ANSWER_ROWS`.
+        """Make room for `tokens` or more, behind the slots of `SlotRows.read` if they are given and
+        have it.
         """
-        self.capacity = capacity
-        self._wide = wide if capacity <= ANSWER_ROWS else None
+        self.capacity = max(ANSWER_ROWS, 1 << (tokens - 1).bit_length())
+        self._wide = wide if tokens <= ANSWER_ROWS else None
         # The position of the first token, and how many there are before those being forwarded.
         self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
-        self._line = torch.arange(capacity, device=device)
+        self._line = torch.arange(self.capacity, device=device)
+        self._held: dict[int, list[Tensor]] = {}  # keys and values of each layer
 
     def enter(self, tokens: int) -> None:
         """Say how many tokens are forwarded next. What they see is read from the device."""
@@ -37,24 +38,21 @@ class AnswerBuffer:
             hidden = self._line > self.slots[-1]
             kernels.hide_rows_(self._wide[0][:, :, -ANSWER_ROWS:], hidden)
 
-    def write(
-        self, layer: int, held: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Write keys and values `[..., H, T, D]` of a layer into those that this returned the last
-        time, None: the first one; return all, `[..., H, capacity, D]`.
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values `[..., H, T, D]` of the tokens being forwarded in a layer; return
+        all, `[..., H, capacity, D]`.
         """
-        if held is None:
+        if layer not in self._held:
             size = (*keys.shape[:-2], self.capacity, keys.shape[-1])
-            if self._wide is None:
-                held = keys.new_zeros(size), values.new_zeros(size)
-            else:
-                behind, after = (
-                    one[layer, ..., -ANSWER_ROWS:, : size[-1]].expand(size) for one in self._wide
-                )
-                held = behind, after
-        held[0].index_copy_(-2, self.slots, keys)
-        held[1].index_copy_(-2, self.slots, values)
-        return held
+            self._held[layer] = (
+                [one.new_zeros(size) for one in (keys, values)]
+                if self._wide is None
+                else [one[layer, ..., -ANSWER_ROWS:, : size[-1]].expand(size) for one in self._wide]
+            )
+        held, beside = self._held[layer]
+        held.index_copy_(-2, self.slots, keys)
+        beside.index_copy_(-2, self.slots, values)
+        return held, beside
 
     def sees_slots(self, query: Tensor, scaling: float) -> bool:
         """Return whether `attend` serves a query `[Hq, T, D]`. Columns of a bias are made for the

@@ -12,6 +12,11 @@ from torch import Tensor
 _WIDE = torch.complex128
 
 
+def make_host_buffer(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an empty tensor on the host, from which a device copies while the host goes on."""
+    return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
+
+
 def concat_rows(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return parts joined along an axis; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)

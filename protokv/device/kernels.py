@@ -127,6 +127,11 @@ def uses_bias_columns(head_size: int, dtype: torch.dtype, device: torch.device) 
     return device.type == "cuda" and dtype in HALF_DTYPES and _is_aligned(head_size)
 
 
+def attends_in_windows(head_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether flash attention takes all windows of such heads in one call."""
+    return uses_bias_columns(head_size, dtype, device) and has_flash(device)
+
+
 def make_bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
     """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: the first columns,
     `[..., N, 3]`.

@@ -7,12 +7,15 @@ to both at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.device import kernels
+from protokv.device.arrays import write_rows_
+from protokv.device.runs import catch_up
 
 ANSWER_ROWS: Final = 256
 """Rows behind those of the slots."""
@@ -27,6 +30,7 @@ class SlotRows:
         self, size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
         L, H, N, D = size
+        self._device = device
         wide = kernels.uses_bias_columns(D, dtype, device)
         rows = N + ANSWER_ROWS * wide
         columns = kernels.BIAS_COLUMNS * wide
@@ -58,10 +62,16 @@ class SlotRows:
         head = slots.div(of_head, rounding_mode="floor")
         return torch.add(slots, head, alpha=self._of_head - of_head)
 
+    def write_rows(self, first: int, rows: Tensor, given: Sequence[Tensor]) -> None:
+        """Write keys, and values if they are given, into `rows` `[n]` of `rows_from`."""
+        for held, new in zip(self.rows_from(first), given, strict=False):
+            write_rows_(held, rows, new.to(held.dtype))
+
     def read(self) -> tuple[Tensor, Tensor] | None:
         """Return wide keys and values, with the bias as it is now; None: attention reads them as
-        they are.
+        they are. What is launched from here on comes after all that was written.
         """
+        catch_up(self._device)
         if self._wide is not None:
             D = self.keys.shape[-1]
             columns = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)

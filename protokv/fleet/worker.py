@@ -278,14 +278,10 @@ def _check_settings(
 ) -> None:
     """Refuse a state of another model, memory, system prompt, rate or cost of a frame."""
     options = recipe.options
-    try:
-        check_state_fits(header, identity)
-        check_continued_options(target, header, options)
-        if options.fps is not None:
-            check_continued_field(target, "fps", header.clock.fps, options.fps)
-        if options.frame_tokens is not None:
-            theirs = header.settings.get("frame_tokens", "the model's own")
-            check_continued_field(target, "frame_tokens", theirs, options.frame_tokens)
-    except ProtoKVError as error:
-        hint = "ingest into another folder, or start such states over with --force"
-        raise type(error)(error.message, hint=hint) from error
+    check_state_fits(header, identity)
+    check_continued_options(target, header, options)
+    if options.fps is not None:
+        check_continued_field(target, "fps", header.clock.fps, options.fps)
+    if options.frame_tokens is not None:
+        theirs = header.settings.get("frame_tokens", "the model's own")
+        check_continued_field(target, "frame_tokens", theirs, options.frame_tokens)

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from protokv.errors import (
@@ -42,7 +43,7 @@ from protokv.video.address import (
     source_kind,
 )
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
-from protokv.video.source import Frame, FrameRequest, ShouldStop, never_stop
+from protokv.video.source import Frame, FrameRequest, ShouldStop
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 _MANY = 8
@@ -105,8 +106,8 @@ class LiveSource(Source):
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `connect(should_stop, size)` opens the source, `opened` is the first connection
-        if there is one.
+        """Prepare. `connect(should_stop=, size=)` opens the source; `opened` is the first
+        connection, if there is one.
         """
         self.address = address
         self.options = options
@@ -255,9 +256,8 @@ class LiveSource(Source):
         opened = self._opened
         self._opened = None
         if opened is None:
-            opened = self._connect(
-                should_stop, (self.info.width, self.info.height) if self.info.width else None
-            )
+            size = (self.info.width, self.info.height) if self.info.width else None
+            opened = self._connect(should_stop=should_stop, size=size)
         self._reading = opened
         return opened
 
@@ -474,18 +474,13 @@ def open_live_source(
 
     # Before a model is loaded.
     check_source_address(text)
-    how: dict[str, Any] = {
-        "max_pixels": max_pixels,
-        "timeout_s": min(options.lost_after_s(kind), 1e6),
-    }
-
-    def connect(
-        should_stop: ShouldStop = never_stop, size: tuple[int, int] | None = None
-    ) -> Source:
-        return AVSource(
-            text, should_stop=should_stop, size=size, options=dict(options.input), **how
-        )
-
+    connect = partial(
+        AVSource,
+        text,
+        max_pixels,
+        options=options.input,
+        timeout_s=min(options.lost_after_s(kind), 1e6),
+    )
     if kind in ("http", "https"):
         try:
             opened = connect()
@@ -493,8 +488,6 @@ def open_live_source(
             # A playlist may appear later; any other video on a server is there or not.
             if ".m3u8" not in text:
                 raise
-    return (
-        opened
-        if opened is not None and opened.info.seekable
-        else LiveSource(text, options, connect, opened)
-    )
+    if opened is not None and opened.info.seekable:
+        return opened
+    return LiveSource(text, options, connect, opened)

@@ -91,7 +91,7 @@ def prefetch_steps(
         if step is None:
             return None
         with time_stage(timings, "preprocess"):
-            prepared = backbone.prepare(step.images).pinned_for(backbone.device)
+            prepared = backbone.prepare(step.images).ready_for(backbone.device)
             thumbnail = None if shrink is None else shrink(step.images[0])
         return PrefetchedStep(
             step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark

@@ -59,8 +59,9 @@ class KeptTokensMemory(SingleDeviceMemory[ConfigT]):
 
     def __init__(self, config: ConfigT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        # Compact, it matters where the border is. A memory that asks for queries runs no graph.
-        self.steady = config.positions == "stream" and not self.reads_queries
+        # Compact, it matters where the border is. Queries are of one forward.
+        alike = config.positions == "stream" and not self.reads_queries
+        self.context_key = "slots" if alike else None
         self._slots = KVSlots(shape, far=config.budget, near=0)
         self.kept = KeptTokens(self._slots, shape, attention=self.reads_queries)
 
@@ -73,6 +74,11 @@ class KeptTokensMemory(SingleDeviceMemory[ConfigT]):
     def parts(self) -> Sequence[StateTensors]:
         """Return the kept tokens besides."""
         return (*super().parts(), self.kept)
+
+    @property
+    def last_step(self) -> int:
+        """The index of the last step seen; -1: none."""
+        return self.kept.last_step
 
     def context(self) -> Context:
         """Return all slots; the far ones hold the tokens that layers or heads chose for
@@ -102,9 +108,9 @@ class KVCompressionMemory(KeptTokensMemory[CompressionT]):
     def _compress(self, keep: int) -> None:
         """Keep `keep` of the held tokens and free the others."""
 
-    def append(self, step: StepKV) -> None:
+    def apply(self, key: None, numbers: Tensor, step: StepKV) -> None:
         """Take one step; compress the held tokens first if the step would exceed the budget."""
-        step = self._admit(step, self.kept.last_step).usable_only()
+        step = step.usable_only()
         T = len(step.positions)
         if not T:
             return
@@ -155,19 +161,19 @@ class ScoredMemory(KVCompressionMemory[CompressionT]):
         the newer stays.
         """
 
-    def append(self, step: StepKV) -> None:
+    def apply(self, key: None, numbers: Tensor, step: StepKV) -> None:
         """Take one step, as every memory of exact tokens; note first where its queries look."""
         if not self.reads_queries:
-            return super().append(step)
+            return super().apply(key, numbers, step)
         if step.queries is None:
             raise RuntimeError("this memory reads queries, and the step comes without them")
-        step = self._admit(step, self.kept.last_step).usable_only()
+        step = step.usable_only()
         assert step.queries is not None
         self._queries = step.queries
         attention = self._measure_attention(step, step.queries)
         held = len(self.kept)
         self.kept.attention[:, :, :held] += attention[:, :, :held]
-        super().append(step)
+        super().apply(key, numbers, step)
         newest = self.kept.lengths[-1] if self.kept.lengths else 0
         begin = len(self.kept) - newest
         fresh = attention[:, :, attention.shape[2] - newest :]

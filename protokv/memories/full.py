@@ -4,7 +4,7 @@ the stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -32,7 +32,8 @@ class FullConfig(MemoryConfig):
 class FullCache(SlidingWindow[FullConfig]):
     """All tokens of the stream, in a window that doubles when it is full and never evicts."""
 
-    bounded = steady = False
+    bounded = False
+    context_key: Hashable = None  # the buffers move when they grow
 
     @classmethod
     def declare(cls, config: FullConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -44,7 +45,6 @@ class FullCache(SlidingWindow[FullConfig]):
 
     def append(self, step: StepKV) -> None:
         """Take one step; double the window first if the step does not fit."""
-        step = self._admit(step, self._near.last_step)
         capacity = len(self._near.step)
         needed = len(self._near) + len(step.positions)
         if needed > capacity:
@@ -54,7 +54,7 @@ class FullCache(SlidingWindow[FullConfig]):
             self._slots, self._near = self._allocate(capacity)
             self._near.take(state)
             self._slots.take(state)
-        self._near.append(step)
+        super().append(step)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state whose form is checked, into a window of its size."""

@@ -72,7 +72,7 @@ class HermesConfig(KVCompressionConfig):
 class Hermes(KVCompressionMemory[HermesConfig]):
     """At most M tokens per layer; a compression keeps a share of them."""
 
-    joins_steps = False
+    one_by_one = True
     undivided = "a layer's scores are smoothed with the next layer's"
 
     def probes_for(self, tokens: int) -> Sequence[str]:

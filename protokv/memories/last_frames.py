@@ -47,7 +47,7 @@ class LastFramesMemory(SlidingWindow[LastFramesConfig]):
     tokens.
     """
 
-    joins_steps = False
+    one_by_one = True
 
     def _allocate(self, capacity: int) -> tuple[KVSlots, NearWindow]:
         slots = KVSlots(self._shape, far=0, near=capacity)

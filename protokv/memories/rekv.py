@@ -34,10 +34,12 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY_BIAS, Context, KVSegment, PositionFacts
+from protokv.core.near import WindowMove
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.device.arrays import make_host_buffer
 from protokv.device.slots import widen
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
@@ -66,7 +68,6 @@ class ReKV(SlidingWindow[ReKVConfig]):
     """A local window on the device for encoding, and an archive of everything for questions."""
 
     bounded = False
-    hides_recent = False
     retrieves = True
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
@@ -82,11 +83,10 @@ class ReKV(SlidingWindow[ReKVConfig]):
         """Return the parts of the window, and the archive."""
         return (*super().parts(), self._archive)
 
-    def append(self, step: StepKV) -> None:
+    def apply(self, key: WindowMove, numbers: Tensor, step: StepKV) -> None:
         """File one step and append it to the local window."""
-        step = self._admit(step, self._near.last_step)
         self._archive.append(step)
-        self._near.append(step)
+        super().apply(key, numbers, step)
 
     def recall(self) -> Context:
         """Return the prefix and the blocks that a question will choose. Valid until `append`, for
@@ -130,8 +130,8 @@ class _Archive(StateTensors):
     """Every token of the stream, exact, outside the device, in blocks in stream order with one key
     each.
 
-    Each block is a separate allocation (pinned for CUDA), so nothing moves when the archive grows,
-    and what one layer reads of a block is contiguous.
+    Each block is a separate allocation, so nothing moves when the archive grows, and what one layer
+    reads of a block is contiguous.
     """
 
     def __init__(self, shape: MemoryShape, rotary: Rotary, budget: int) -> None:
@@ -171,9 +171,7 @@ class _Archive(StateTensors):
 
     def _add(self, keys: Tensor, values: Tensor, positions: Tensor, key: Tensor) -> None:
         L, H, T, D = keys.shape
-        kv = torch.empty(
-            (L, 2, H, T, D), dtype=keys.dtype, pin_memory=self._shape.device.type == "cuda"
-        )
+        kv = make_host_buffer((L, 2, H, T, D), keys.dtype, self._shape.device)
         kv[:, 0], kv[:, 1] = keys, values
         held = positions.cpu().clone()
         self.blocks.append(_Block(kv, held, key, held.amin(0).tolist(), held.amax(0).tolist()))

@@ -40,9 +40,9 @@ class FirstTokensConfig(MemoryConfig):
 class FirstTokensMemory(KeptTokensMemory[FirstTokensConfig]):
     """The first M tokens of a stream."""
 
-    def append(self, step: StepKV) -> None:
+    def apply(self, key: None, numbers: Tensor, step: StepKV) -> None:
         """Take one step, as far as there is room."""
-        step = self._admit(step, self.kept.last_step).usable_only()
+        step = step.usable_only()
         room = self._config.budget - len(self.kept)
         self.kept.append(step.tokens(slice(0, room)))
 
@@ -70,10 +70,10 @@ class RandomTokensMemory(KeptTokensMemory[RandomTokensConfig]):
         """Return the number of tokens besides."""
         return (*super().parts(), self._count)
 
-    def append(self, step: StepKV) -> None:
+    def apply(self, key: None, numbers: Tensor, step: StepKV) -> None:
         """Take one step: each token in it replaces a held one by chance."""
         kept = self.kept
-        step = self._admit(step, kept.last_step).usable_only()
+        step = step.usable_only()
         held = len(kept)
         T = len(step.positions)
         stay = draw_reservoir(self._config.seed, int(self._count.seen), T, self._config.budget)

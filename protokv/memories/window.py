@@ -4,20 +4,22 @@ the ProtoKV paper, arXiv 2606.26762.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
 from typing_extensions import TypeVar
 
 from protokv.core.context import Context
 from protokv.core.memory import SingleDeviceMemory
-from protokv.core.near import NearWindow
+from protokv.core.near import NearWindow, WindowMove
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.device.runs import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ WindowT = TypeVar("WindowT", bound=MemoryConfig, default=MemoryConfig)
 class SlidingWindow(SingleDeviceMemory[WindowT]):
     """The prompt prefix and a ring of W exact tokens; whole steps leave, oldest first."""
 
-    steady = True
+    context_key: Hashable = "slots"
 
     def __init__(self, config: WindowT, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
@@ -56,9 +58,14 @@ class SlidingWindow(SingleDeviceMemory[WindowT]):
         """Return the window besides."""
         return (*super().parts(), self._near)
 
-    def append(self, step: StepKV) -> None:
-        """Take one step."""
-        self._near.append(self._admit(step, self._near.last_step))
+    def plan(self, step: StepKV) -> Plan:
+        """Return the move of the window."""
+        return self._near.plan(step.step, len(step.positions))
+
+    def apply(self, key: WindowMove, numbers: Tensor, step: StepKV) -> None:
+        """Take a planned step."""
+        self._near.begin(key, numbers)
+        self._near.write(step)
 
     def context(self) -> Context:
         """Return all slots."""

@@ -20,6 +20,7 @@ from protokv.serve.states import StateFolder, name_model
 from protokv.state.commit import is_locked
 from protokv.state.reader import read_thumbnails
 from protokv.state.sources import WallClockLog, describe_standing_answers, describe_state_sources
+from protokv.texts import JsonObject
 
 
 class WebPage:
@@ -38,11 +39,13 @@ class WebPage:
     async def state(self, request: Request) -> Response:
         """Return what the page shows of a state."""
         name = request.query_params.get("name", "")
+        return JSONResponse(await anyio.to_thread.run_sync(self._describe, name))
+
+    def _describe(self, name: str) -> JsonObject:
         path = self._states.find(name)
-        header, pictures = await anyio.to_thread.run_sync(read_thumbnails, path)
+        header, pictures = read_thumbnails(path)
         log = WallClockLog.read(header.source)
-        writing = await anyio.to_thread.run_sync(is_locked, path)
-        facts = {
+        return {
             "name": name,
             "committed": self._states.read_commit_time(path),
             "sources": describe_state_sources(header),
@@ -57,9 +60,9 @@ class WebPage:
                 "lost": log.lost,
                 "committed": log.committed_at,
                 "anchors": log.anchors,
-                "writing": writing or path in self._states.fed,
+                "writing": is_locked(path) or path in self._states.fed,
             },
-            "commits_s": await anyio.to_thread.run_sync(self._states.list_commits, path),
+            "commits_s": self._states.list_commits(path),
             "thumbnails": [
                 {
                     "time_s": one.time_s,
@@ -68,7 +71,6 @@ class WebPage:
                 for one in pictures
             ],
         }
-        return JSONResponse(facts)
 
 
 _PRIVATE = {

@@ -129,7 +129,7 @@ class AskedStream(Stream):
         firsts = self.backbone.choice_ids(decoding.choices)
         began = time.perf_counter()
         ids, kept = self.backbone.question_ids(question, turns, system)
-        reading = self.read_question(ids, record=evidence, room=decoding.max_new_tokens)
+        reading = self.read_question(ids, record=evidence, answer_tokens=decoding.max_new_tokens)
         found = self._find_evidence(ids, reading) if evidence else None
         answer = Answer(
             question,
@@ -159,7 +159,7 @@ class AskedStream(Stream):
             top = decoding.top_logprobs
             chances = None if top is None else sample.read_chances()[: answer.tokens]
             answer = replace(answer, mean_logprob=sample.mean_logprob(), chances=chances)
-        self._note_graphs()
+        self._note_runs()
         # This waits for the device, so it comes after the last token.
         visible = reading.cache.context.visible_tokens()
         return replace(
@@ -171,7 +171,7 @@ class AskedStream(Stream):
 
     def _find_evidence(self, ids: list[int], reading: QuestionLogits) -> Evidence:
         if reading.cache.queries is None:
-            # A graph recorded nothing.
+            # A call that was replayed recorded nothing.
             reading = self.read_question(ids, record=True)
         return find_evidence(self, reading)
 
@@ -183,8 +183,8 @@ class AskedStream(Stream):
             with torch.inference_mode():
                 chosen = sample(self._reader.decode(reading, chosen, index))
 
-    def _note_graphs(self) -> None:
-        """Add to the timings which calls were run by a graph."""
+    def _note_runs(self) -> None:
+        """Add to the timings how calls were run."""
 
     @torch.inference_mode()
     def read_question(
@@ -193,22 +193,21 @@ class AskedStream(Stream):
         *,
         whole: bool = False,
         record: bool = False,
-        room: int | None = None,
+        answer_tokens: int | None = None,
     ) -> QuestionLogits:
         """Forward a question, or token ids as they are, after the memory.
 
         The logits are those of the last token, or of the `whole` question, which may take
-        gigabytes. With `room` for so many tokens of an answer it is read by a graph where that can
-        be. Else, with `record`, the cache keeps the queries that read the context, for
-        `find_evidence`.
+        gigabytes. With room for so many `answer_tokens` it is captured where that can be. Else,
+        with `record`, the cache keeps the queries that read the context, for `find_evidence`.
         """
         backbone = self.backbone
         placement = self.placement
         ids = backbone.question_ids(question)[0] if isinstance(question, str) else question
         prelude = self.recent.steps
-        if room is not None:
+        if answer_tokens is not None:
             differs = bool(prelude) or self.clock == self.words_end
-            reading = self._reader.read(self, ids, room, differs=differs)
+            reading = self._reader.read(self, ids, answer_tokens, differs=differs)
             if reading is not None:
                 return reading
         ids, context, start = self.aim(ids)
@@ -234,7 +233,7 @@ class AskedStream(Stream):
         context = self.recent.hide(self.memory.recall())
         clock = self.clock
         ends_with_words = self.clock == self.words_end
-        if ends_with_words and self.memory.hides_recent and not self.recent.steps:
+        if ends_with_words and not self.memory.retrieves and not self.recent.steps:
             ids, context, clock = self.backbone.after_words(ids, context, clock)
         context = self.placement.place(context, clock.next_position)
         return ids, context, self.placement.text_start(context, clock)

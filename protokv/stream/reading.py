@@ -1,4 +1,4 @@
-"""`QuestionForwarder`: a question and the tokens of its answer, forwarded by graphs.
+"""`QuestionForwarder`: a question and the tokens of its answer, captured where that can be.
 
 A question is filled up with tokens that nobody sees to one of a few lengths, and the answer has
 room of one size, so that every question, and every token, is the same work. Where layers of another
@@ -23,8 +23,7 @@ from protokv.core.context import CachedContext, Context
 from protokv.core.layers import LayerKind
 from protokv.core.parts import SessionView
 from protokv.device.answers import AnswerBuffer
-from protokv.device.graphs import Graphs
-from protokv.device.slots import ANSWER_ROWS
+from protokv.device.runs import Runs
 
 _LEAST_QUESTION: Final = 32
 _MOST_ROOM = 4096
@@ -48,31 +47,31 @@ class QuestionForwarder:
 
     def __init__(self, backbone: Backbone) -> None:
         """Capture where the language model can be captured."""
-        self.graphs = Graphs(backbone.device, backbone.why_eager)
+        self.runs = Runs(backbone.device, backbone.why_eager)
         self._fills = set(backbone.layer_kinds) <= {LayerKind.FULL}
         self.cache: TokenCache | None = None
         self._backbone = backbone
-        self._room = AnswerBuffer(0, backbone.device)
+        self._answer = AnswerBuffer(0, backbone.device)
         # the last question whose answer may go on
         self._live: Callable[[], QuestionLogits | None] = lambda: None
 
     def read(
-        self, session: SessionView, ids: list[int], room: int, *, differs: bool = False
+        self, session: SessionView, ids: list[int], tokens: int, *, differs: bool = False
     ) -> QuestionLogits | None:
-        """Forward a question to what the session has seen, with `room` for an answer of so many
-        tokens.
+        """Forward a question to what the session has seen, with room for an answer of so many
+        `tokens`.
 
         None: it cannot be captured, since what it is to see `differs` from what the memory shows,
-        or see `graphs.how`.
+        or see `runs.how`.
         """
         memory = session.memory
-        why = self.graphs.why_not
+        why = self.runs.why_not
         length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length()) if self._fills else len(ids)
-        needed = length + room
+        needed = length + tokens
         if (
             differs
             or memory.retrieves
-            or not memory.steady
+            or memory.context_key is None
             or needed > _MOST_ROOM
             or self._live() is not None
         ):
@@ -81,14 +80,10 @@ class QuestionForwarder:
                 or "it is long, reads other buffers each time, or an earlier answer has not ended"
             )
         if why:
-            self.graphs.how["question"] = why
+            self.runs.how["question"] = why
             return None
-        memory.join()
         embedded = functional.pad(self._backbone.embed_text(ids), (0, 0, 0, length - len(ids)))
-        told = torch.tensor([len(ids), session.clock.next_position])
-        told = (told.pin_memory() if embedded.is_cuda else told).to(
-            embedded.device, non_blocking=True
-        )
+        count, end = self.runs.stage([len(ids), session.clock.next_position], torch.int64)
 
         def hold(end: Tensor) -> Context:
             placed = CachedContext(session.placement.place(memory.recall(), end))
@@ -96,22 +91,21 @@ class QuestionForwarder:
                 placed.at(layer, torch.empty(0))
             return placed
 
-        context = self.graphs.run("context", (), hold, told[1], at_once=True)
-        if self.graphs.how["context"] != "graph":
+        context = self.runs.run("context", (), hold, end, at_once=True)
+        if not self.runs.is_captured("context"):
             return None
-        if self.cache is None or self._room.capacity < needed:
-            capacity = max(ANSWER_ROWS, 1 << (needed - 1).bit_length())
-            self._room = AnswerBuffer(capacity, self._backbone.device, context.wide)
+        if self.cache is None or self._answer.capacity < needed:
+            self._answer = AnswerBuffer(needed, self._backbone.device, context.wide)
             self.cache = session.cache.fork(context)
             for layer in self.cache.memory_layers:
-                layer.answer = self._room
+                layer.answer = self._answer
         self.cache.take(session.cache)
-        start = told[1] if context.next_position is None else context.next_position
-        given = embedded, told[:1], start.view(1)
-        form = self._room.capacity, self.cache.form
-        logits = self.graphs.run("question", form, self._read, *given, at_once=self._fills)
+        start = end if context.next_position is None else context.next_position
+        given = embedded, count.view(1), start.view(1)
+        key = self._answer.capacity, self.cache.key
+        logits = self.runs.run("question", key, self._read, *given, at_once=self._fills)
         reading = QuestionLogits(
-            logits, self.cache, None, told.new_zeros(0, self._backbone.position_components)
+            logits, self.cache, None, count.new_zeros(0, self._backbone.position_components)
         )
         self._live = ref(reading)
         return reading
@@ -121,8 +115,8 @@ class QuestionForwarder:
         float32.
         """
         if reading.cache is self.cache:
-            form = self._room.capacity, reading.cache.form
-            logits: Tensor = self.graphs.run("token", form, self._decode, token)
+            key = self._answer.capacity, reading.cache.key
+            logits: Tensor = self.runs.run("token", key, self._decode, token)
             return logits
         assert reading.next_position is not None
         where = self._backbone.text_positions(reading.next_position + index, 1)
@@ -130,21 +124,21 @@ class QuestionForwarder:
         return self._backbone.logits(hidden[-1])
 
     def _read(self, embedded: Tensor, count: Tensor, start: Tensor) -> Tensor:
-        self._room.begin.zero_()
+        self._answer.begin.zero_()
         hidden = self._forward(embedded, start)
-        self._room.begin.copy_(count)
-        self._room.first.copy_(start)
+        self._answer.begin.copy_(count)
+        self._answer.first.copy_(start)
         return self._backbone.logits(hidden.index_select(0, count - 1))
 
     def _decode(self, token: Tensor) -> Tensor:
-        hidden = self._forward(self._backbone.embed_token(token), self._room.first)
-        self._room.begin.add_(1)
+        hidden = self._forward(self._backbone.embed_token(token), self._answer.first)
+        self._answer.begin.add_(1)
         return self._backbone.logits(hidden[-1])
 
     def _forward(self, embedded: Tensor, first: Tensor) -> Tensor:
         assert self.cache is not None
-        self._room.enter(len(embedded))
-        where = (self._room.slots + first)[:, None].expand(-1, self._backbone.position_components)
+        self._answer.enter(len(embedded))
+        where = (self._answer.slots + first)[:, None].expand(-1, self._backbone.position_components)
         hidden = self._backbone.forward(embedded, where, self.cache)
         self.cache.take(self.cache, len(embedded))
         return hidden

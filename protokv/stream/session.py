@@ -30,7 +30,7 @@ from protokv.core.settings import MemoryConfig, check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.device.arrays import concat_rows
-from protokv.device.graphs import Graphs
+from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ProtoKVError, StateCorrupt
 from protokv.state.checkpoint import check_state_fits
 from protokv.state.header import State
@@ -64,7 +64,7 @@ class Session(AskedStream):
         self._memory_listeners = config.listeners()
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self._pushed = PushedFrameBuffer(clock.stream_time_s)
-        self._form: tuple[tuple[int, int], slice | None, int] | None = None
+        self._layout: tuple[tuple[int, int], slice | None, int] | None = None
         # The last picture that went through the vision tower alone, and its tokens.
         self._still: tuple[PreparedStep, StepTokens] | None = None
 
@@ -120,7 +120,7 @@ class Session(AskedStream):
         self.placement = TokenPlacement(self.backbone, compact, sink_tokens)
         shape = make_memory_shape(self.backbone, self.config, sink_tokens)
         self.recent = RecentSteps(self.config, shape)
-        self._renew_graphs()
+        self._renew_runs()
 
     def _take_recent(self, tensors: Mapping[str, Tensor]) -> None:
         self.recent.load(tensors)
@@ -129,7 +129,7 @@ class Session(AskedStream):
         """Begin under other settings, as `Stream`."""
         if config != self.config:
             super().settle(config)
-            self._renew_graphs()
+            self._renew_runs()
 
     @property
     def listeners(self) -> list[SessionListener]:
@@ -225,7 +225,7 @@ class Session(AskedStream):
         """Take embedded steps: the rest of `watch_prepared`. Sessions of one backbone may share
         embeddings.
         """
-        together = len(steps) if self.memory.joins_steps else 1
+        together = 1 if self.memory.one_by_one else len(steps)
         for start in range(0, len(steps), together):
             some = slice(start, start + together)
             with time_stage(self.timings, "memory"):
@@ -234,19 +234,19 @@ class Session(AskedStream):
                 forwarded = self.forward(placed)
             with time_stage(self.timings, "memory"):
                 self.commit(placed, *forwarded)
-        self._note_graphs()
+        self._note_runs()
 
-    def _renew_graphs(self) -> None:
-        self._graphs = Graphs(self.backbone.device, self.backbone.why_eager)
+    def _renew_runs(self) -> None:
+        self._runs = Runs(self.backbone.device, self.backbone.why_eager)
         self._reader = QuestionForwarder(self.backbone)
 
-    def _note_graphs(self) -> None:
+    def _note_runs(self) -> None:
         if self.timings is not None and self.backbone.device.type != "cpu":
             for one in (
-                self.backbone.graphs,
-                self._graphs,
-                self.memory.graphs,
-                self._reader.graphs,
+                self.backbone.runs,
+                self._runs,
+                self.memory.runs,
+                self._reader.runs,
             ):
                 self.timings.graphs |= {} if one is None else one.how
 
@@ -296,17 +296,14 @@ class Session(AskedStream):
                 cache.queries = [*self.placement.stream_keys(queries, context)]
             return self.placement.stream_keys(keys, context), values, cache
 
-        given = (
-            concat_rows([step.positions for step in steps]),
-            concat_rows([one.embeddings for one in tokens]),
-        )
+        parts = [step.positions for step in steps], [one.embeddings for one in tokens]
+        given = map(concat_rows, parts)
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
-        # A graph reads the same buffers every time.
-        sizes = tuple((len(one), one.grid, repr(one.visual)) for one in tokens)
-        form = (sizes, self.cache.form) if self.memory.steady else None
-        self.memory.join()
-        found: tuple[Tensor, Tensor, TokenCache] = self._graphs.run(
-            "forward", form, run, *given, *deep
+        sizes = tuple((len(one.embeddings), one.grid, repr(one.visual)) for one in tokens)
+        shown = self.memory.context_key
+        key = None if shown is None else (sizes, self.cache.key, shown)
+        found: tuple[Tensor, Tensor, TokenCache] = self._runs.run(
+            "forward", key, run, *given, *deep
         )
         return found
 
@@ -314,7 +311,7 @@ class Session(AskedStream):
         self, steps: Sequence[PositionedStep], keys: Tensor, values: Tensor, cache: TokenCache
     ) -> None:
         """Give forwarded steps to the memory: the part of `take` after `forward`."""
-        if self.transcript is None and any(step.tokens.words for step in steps):
+        if any(step.tokens.words for step in steps) and self.transcript is None:
             raise ConfigError(
                 "words: this session has no transcript",
                 hint="start it with attachments=[Transcript()]",
@@ -356,8 +353,8 @@ class Session(AskedStream):
         )
         clock = clock.after(start_s, len(placed.positions), max(placed.highest))
         # Made anew only if its grid or its text differs from the last step's.
-        if self._form != (form := (tokens.grid, tokens.visual, len(tokens))):
-            self._form = form
+        if self._layout != (form := (tokens.grid, tokens.visual, len(tokens))):
+            self._layout = form
             self._coordinates = tokens.coordinates()
         positions = placed.positions
         coordinates = self._coordinates

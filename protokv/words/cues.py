@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from protokv.core.step import SpokenText
@@ -146,14 +147,11 @@ class Subtitles:
         for number, cue in enumerate(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s))):
             middle_s = (cue.start_s + cue.end_s) / 2
             if math.isfinite(middle_s):
-                ends_s = [*(time_s for time_s, _ in cue.words[1:]), cue.end_s]
-                self._pieces += [
-                    _Piece(_round_time(time_s), number, text, time_s, end_s)
-                    for (time_s, text), end_s in zip(cue.words, ends_s, strict=False)
-                ]
-                if not cue.words:
-                    time_s = _round_time(middle_s)
-                    self._pieces.append(_Piece(time_s, number, cue.text, cue.start_s, cue.end_s))
+                parts = cue.words or ((cue.start_s, cue.text),)
+                ends_s = [*(time_s for time_s, _ in parts[1:]), cue.end_s]
+                for (from_s, text), to_s in zip(parts, ends_s, strict=True):
+                    time_s = _round_time(from_s if cue.words else middle_s)
+                    self._pieces.append(_Piece(time_s, number, text, from_s, to_s))
         self._pieces.sort(key=lambda piece: piece[:2])
 
     @property
@@ -169,9 +167,8 @@ class Subtitles:
         pieces = self._pieces[0 if start_s <= 0 else self._find(start_s) : self._find(end_s)]
         texts = list[SpokenText]()
         left = _MOST_OF_STEP
-        for _, cue_pieces in groupby(
-            sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue
-        ):
+        by_cue = attrgetter("cue")
+        for _, cue_pieces in groupby(sorted(pieces, key=by_cue), by_cue):
             of_cue = list(cue_pieces)
             text = " ".join(piece.text for piece in of_cue)
             if len(text) > left:

@@ -35,7 +35,7 @@ import torch
 from protokv.backbones import load_backbone, qwen_vl
 from protokv.core.decoding import Decoding
 from protokv.core.step import StepKV
-from protokv.device import graphs, kernels
+from protokv.device import kernels, runs
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.stream.opening import load, save
 from protokv.stream.session import Session
@@ -329,13 +329,13 @@ def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
     in_parts = model.supports_varlen
     for name in ("in parts", "one by one"):
         model.supports_varlen = in_parts if name == "in parts" else lambda *_: False
-        backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
+        backbone._told, backbone.runs = {}, runs.Runs(backbone.device)
         with torch.inference_mode():
             timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 3)
             row[name] = timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 20)[0]
             seen.append(backbone.embed_steps([prepared[0]], [0.0])[0].embeddings.float())
     model.supports_varlen = in_parts
-    backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
+    backbone._told, backbone.runs = {}, runs.Runs(backbone.device)
     far = float((seen[0] - seen[1]).abs().max())
     most = float(seen[1].abs().max())
     visit.say(tower_ms=row, farthest=far, largest=most)
@@ -371,8 +371,8 @@ def _measure_memory(
     by_graphs: bool,
 ) -> None:
     # Those of the tower stay from case to case.
-    backbone.graphs.why_not = "" if CUDA and by_graphs else "left out"
-    device: Any = graphs
+    backbone.runs.why_not = "" if CUDA and by_graphs else "left out"
+    device: Any = runs
     device._can_capture = lambda _: CUDA and by_graphs
     session = Session.start(backbone, MemoryConfig.of(kind, budget=budget))
     rounds = 2 if visit.tiny else 20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protokv.backbones import load_backbone
-from protokv.device import graphs
+from protokv.device import runs
 from tests.backbones.tiny import write_smolvlm
 from tests.benchmarks import gpu, soak
 from tests.realsize.cost import cost
@@ -34,8 +34,8 @@ def visit(folder: Path, *parts: str) -> list[dict[str, object]]:
 def test_a_visit_measures_steps_and_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without graphs, which the program sets for its process.
-    monkeypatch.setattr(graphs, "_can_capture", lambda device: False)
+    # Without captures, which the program sets for its process.
+    monkeypatch.setattr(runs, "_can_capture", lambda device: False)
     for name in ("prepare", "steps", "kernels"):
         part, _ = gpu.PARTS[name]
         part(gpu.Visit(name, tmp_path / "rows", tmp_path, tiny=True), 0)

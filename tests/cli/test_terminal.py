@@ -83,7 +83,7 @@ def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted
     )
 
 
-@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", ["<&- >&-", "<&- 2>&-", ">&- 2>&-"])
 def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(
     embedded: Program, streams: str
 ) -> None:

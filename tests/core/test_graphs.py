@@ -12,8 +12,8 @@ import torch
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.device import arrays, graphs
-from protokv.device.graphs import Graphs
+from protokv.device import arrays, runs
+from protokv.device.runs import Runs
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
 from protokv.stream.asking import Answer
@@ -34,10 +34,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let a CPU capture. Only a CPU reads in numpy, and works through a bank in parts."""
     monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
     monkeypatch.setattr(rule, "_AT_ONCE", {})
-    monkeypatch.setattr(graphs, "_can_capture", lambda device: True)
-    monkeypatch.setattr(graphs, "_make_pool", lambda: 0)
-    monkeypatch.setattr(graphs, "_make_stream", lambda device: None)
-    monkeypatch.setattr(graphs, "_capture", record)
+    monkeypatch.setattr(runs, "_can_capture", lambda device: True)
+    monkeypatch.setattr(runs, "_make_pool", lambda: 0)
+    monkeypatch.setattr(runs, "_make_stream", lambda device: None)
+    monkeypatch.setattr(runs, "_capture", record)
     return monkeypatch
 
 
@@ -51,7 +51,7 @@ def watch(
     """Return a stream that is asked in between and goes on from its tensors, its answers, and how
     parts were run.
     """
-    backbone.graphs = Graphs(backbone.device)
+    backbone.runs = Runs(backbone.device)
     session = Session.start(backbone, config)
     said = list[Answer]()
     for step in range(steps):
@@ -64,7 +64,7 @@ def watch(
         if step == steps // 2:
             tensors = {name: one.clone() for name, one in session.tensors().items()}
             session = Session.resume(backbone, session.config, session.clock, tensors)
-    used = backbone.graphs, session._graphs, session._reader.graphs, session.memory.graphs
+    used = backbone.runs, session._runs, session._reader.runs, session.memory.runs
     return session, said, {how for one in used if one is not None for how in one.how.values()}
 
 
@@ -106,7 +106,7 @@ def test_a_stream_by_graphs_gives_the_bytes_of_one_without(
     # The paper's rule asks the device.
     update = {"the memory shows other buffers each time"} if kind == "paper" else set()
     assert how == {"graph"} | update
-    recorded.setattr(graphs, "_capture", refuse)
+    recorded.setattr(runs, "_capture", refuse)
     eager, expected, how = watch(backbone, config, steps)
     assert how == {"not captured: it branches"} | update
     tensors = eager.tensors()
@@ -133,14 +133,14 @@ def test_a_second_answer_leaves_the_first_alone(
 
 
 def test_shapes_that_come_once_are_not_captured(recorded: pytest.MonkeyPatch) -> None:
-    some = Graphs(torch.device("cpu"))
+    some = Runs(torch.device("cpu"))
     captured = []
-    recorded.setattr(graphs, "_capture", lambda call, *_: captured.append(call) or record(call))
+    recorded.setattr(runs, "_capture", lambda call, *_: captured.append(call) or record(call))
     for often in (1, 3):
         for size in range(1, 10):
             for _ in range(often):
                 assert some.run(
                     "double", "", lambda x: 2 * x, torch.ones(size + often)
                 ).tolist() == [2] * (size + often)
-        assert len(captured) == (graphs.MOST_GRAPHS if often > 1 else 0)
+        assert len(captured) == (runs.MOST_GRAPHS if often > 1 else 0)
     assert some.how == {"double": "it has too many shapes"}

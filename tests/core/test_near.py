@@ -34,8 +34,8 @@ def test_every_token_is_in_the_window_or_has_left_it_once_in_order(
         gone += names[:surplus]
         if names[surplus:]:
             held.append(names[surplus:])
-        near.plan(index, tokens)
-        near.tell()
+        plan = near.plan(index, tokens)
+        near.begin(plan.key, torch.tensor(plan.numbers))
         left = near.leaving(step)
         near.write(step)
         seen.append((left.positions[:, 0].tolist(), left.keys, step.keys))

@@ -130,7 +130,7 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             continue
         assert same(copy_of(whole), copy_of(parts))
         pairs = [(whole.context(), parts.context()), (whole.recall(), parts.recall())]
-        if MEMORIES[config.name].memory.hides_recent:
+        if not MEMORIES[config.name].memory.retrieves:
             time = int(step.positions[:, 0].min())
             pairs.append((whole.context().before(time), parts.context().before(time)))
         for ours, theirs in pairs:

@@ -21,7 +21,7 @@ from tests.conftest import random_frames, watched
 from tests.core.streams import same
 from tests.tolerance import near_logits
 
-SUPPORTED = [name for name, cls in MEMORIES.items() if cls.memory.hides_recent]
+SUPPORTED = [name for name, cls in MEMORIES.items() if not cls.memory.retrieves]
 QUESTION = "what is it?"
 
 

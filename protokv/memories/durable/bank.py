@@ -37,8 +37,8 @@ class DurableBank(PrototypeBank):
     # `[L * H * K, 2 + P]` int32: mass, step and position of a prototype
     rows: Tensor
 
-    def __init__(self, shape: MemoryShape, prototypes: int) -> None:
-        super().__init__(shape, prototypes)
+    def __init__(self, shape: MemoryShape, prototypes: int, slots: KVSlots | None = None) -> None:
+        super().__init__(shape, prototypes, slots)
         size = self.mass.shape
         P = shape.position_components
         D = shape.head_size
@@ -105,9 +105,10 @@ class QuantizedBank(DurableBank):
     key_codes: Tensor  # `[L, H, K, D]` int8
     key_exponents: Tensor  # `[L, H, K, D / g]` uint8, powers of two plus 127
 
-    def __init__(self, shape: MemoryShape, prototypes: int, slots: KVSlots) -> None:
+    def __init__(self, shape: MemoryShape, prototypes: int, slots: KVSlots | None = None) -> None:
         """Make a bank of free prototypes, whose values are those of the far `slots`."""
-        super().__init__(shape, prototypes)
+        super().__init__(shape, prototypes, slots)
+        assert slots is not None
         self._slots = slots
         self._values = slots.rows_from(slots.far.start)[1]
         self._found_rows: Tensor | None = None
@@ -223,4 +224,3 @@ class QuantizedBank(DurableBank):
         for some, rows in self._parts():
             values = dequantize_vectors(codes[some], exponents[some])
             self._write_values(rows, values.to(rows.device))
-        self._touched = None

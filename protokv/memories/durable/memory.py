@@ -96,8 +96,8 @@ class DurableMemory(PrototypeMemory[DurableConfig]):
         words = of_words._sanitizer.admit(step.tokens(slice(pictures, None)))
         words = replace(words, step=of_words._near.last_step + 1)
         super().append(step.tokens(slice(0, pictures)))
-        of_words.tell(words.step, step.words)
-        of_words.update(words)
+        plan = of_words.plan(words)
+        of_words.apply(plan.key, of_words.runs.stage(plan.numbers), words)
         self._words.seen += step.words
 
     def report(self) -> dict[str, Any]:
@@ -120,34 +120,15 @@ class DurableMemory(PrototypeMemory[DurableConfig]):
             found["context"] += self._words.memory.nbytes()["context"]
         return found
 
-    def make_bank(self, config: DurableConfig, shape: MemoryShape) -> PrototypeBank:
-        """Return an empty bank, which holds values in the slots if they are rounded."""
-        if config.center_bits == 8:
-            return QuantizedBank(shape, config.prototypes, self._slots)
-        return DurableBank(shape, config.prototypes)
-
     @classmethod
     def bank_type(cls, config: DurableConfig) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
         return QuantizedBank if config.center_bits == 8 else DurableBank
 
-    def join(self) -> None:
-        """Let a device read this memory and that of words."""
-        super().join()
-        if self._words is not None:
-            self._words.memory.join()
-
-    def update(self, step: StepKV) -> None:
-        """Take the step that was told, and write the pseudo-tokens that it changed."""
-        super().update(step)
-        if self._bank.is_unread:
-            self._write_far()
-
     def context(self) -> Context:
         """Return all slots. Far are, in this order, prototypes of pictures, those of words, and
         exact words.
         """
-        self.join()
         slots = self._slots
         words = None if self._words is None else self._words.memory
 

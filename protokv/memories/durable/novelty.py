@@ -86,7 +86,10 @@ class NoveltyCounts(StateTensors):
     """Counts, of B = L * H heads, tokens compared with the next step, and how many came again."""
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
-        self._config = config
+        self._spreads = config.keeps == "spread"
+        self._prototypes = config.prototypes
+        self._near_tokens = config.near_tokens
+        self._budget = config.merged_budget
         self._heads = (shape.layers, shape.kv_heads)
         self._seen = 0
         self._repeated = torch.zeros(
@@ -110,53 +113,53 @@ class NoveltyCounts(StateTensors):
         again = find_recurring_tokens(before.values.flatten(0, 1), step.values.flatten(0, 1))
         self._repeated += again.sum(1)
 
-    def tell(self, move: WindowMove) -> Sequence[float]:
-        """Return the numbers that `limits` is told; count the tokens that `see_` compares."""
+    def plan(self, step: int, move: WindowMove) -> Sequence[float]:
+        """Return the numbers that `limits` reads; count the tokens that `see_` compares."""
         self._seen += move.before
         leaving = move.leaving + move.surplus
-        return self._numbers(move.step, leaving) if leaving else ()
+        return self._numbers(step, leaving) if leaving else ()
 
-    def limits(self, told: Tensor, tokens: int, came: Tensor) -> MergeExclusions:
+    def limits(self, numbers: Tensor, tokens: int, came: Tensor) -> MergeExclusions:
         """Return what is kept while so many `tokens` enter the bank.
 
         Args:
-            told: the numbers of `tell`, on the device.
+            numbers: those of `plan`, on the device.
             tokens: how many enter.
             came: `[B]` int64, how many entered before.
         """
-        share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
+        share = torch.addcmul(numbers[1], self._repeated, numbers[0], value=-1).clamp_(0, 1)[
+            :, None
+        ]
         # The share of one token among those that came so far.
         pace = share / (came[:, None] + tokens)
-        first, newest = torch.addcmul(told[3:5], pace, told[5:]).chunk(2, 1)
-        spread = self._config.keeps == "spread"
-        if spread:
+        first, newest = torch.addcmul(numbers[3:5], pace, numbers[5:]).chunk(2, 1)
+        if self._spreads:
             newest = (
-                (came[:, None] / (share * -told[6]))
+                (came[:, None] / (share * -numbers[6]))
                 .log2()
                 .ceil()
                 .clamp(min=0)
                 .add(0.5)
                 .mul(MOST_STREAM_COUNT)
             )
-        return MergeExclusions(told[2].long(), share, first, newest, spread)
+        return MergeExclusions(numbers[2].long(), share, first, newest, self._spreads)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
         """Return seven numbers: scale and offset of the share; the step; the bounds for first and
         for newest steps at pace 0; and the slopes of these two bounds over the pace.
         """
-        config = self._config
-        K = self._config.prototypes
+        K = self._prototypes
         scale = 1 / ((self._seen + _AT_FIRST) * (_ALL_NEW - _SOME_NEW))
         share = scale, self._seen * scale - _SOME_NEW / (_ALL_NEW - _SOME_NEW), step
         most = max(0, K - tokens)
-        if config.keeps == "spread":
+        if self._spreads:
             return *share, -1, 0, 0, -most
-        if tokens >= config.merged_budget:
+        if tokens >= self._budget:
             return *share, -1, step - max(1, K // tokens), 0, 0
-        present = max(config.merged_budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
+        present = max(self._budget / 2, (step + 1) * tokens / _PRESENT) - self._near_tokens
         present = max(0.0, min(present, most))
         # The first step entered the bank when the near window was full.
-        begin = config.near_tokens // tokens
+        begin = self._near_tokens // tokens
         steps = step - begin + 2
         return *share, begin - 1, step, min(K / 2, most - present) * steps, -present * steps
 

@@ -81,7 +81,8 @@ class RepeatWeights:
         leaving = tokens.keys.shape[1]
         mass = self._weights[:leaving]
         left = self._weights[leaving:]
-        # If their number is unchanged, the buffer is used again: a graph knows its address.
+        # If their number is unchanged, the buffer is used again: what was captured knows its
+        # address.
         self._weights = self._rest = (
             self._rest.copy_(left) if len(left) == len(self._rest) else left.clone()
         )

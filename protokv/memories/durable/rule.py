@@ -57,10 +57,10 @@ from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.device import arrays
-from protokv.device.arrays import find_first_minimum, slice_rows, sum_weighted_rows
+from protokv.device.arrays import concat_rows, find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.device.kernels import multiplies_bfloat16
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
-from protokv.memories.durable.novelty import NOVELTY_NUMBERS, MergeExclusions, NoveltyCounts
+from protokv.memories.durable.novelty import MergeExclusions, NoveltyCounts
 from protokv.memories.durable.repeats import RepeatWeights, is_deep
 from protokv.memories.durable.settings import DurableConfig
 
@@ -95,8 +95,6 @@ _LIGHT: Final = 1 << 61
 
 class DurableRule(BankRule[DurableConfig]):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
-
-    told = NOVELTY_NUMBERS
 
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -178,11 +176,11 @@ class DurableRule(BankRule[DurableConfig]):
         if self._repeats is not None:
             self._repeats.see_(tokens, step)
 
-    def tell(self, move: WindowMove) -> Sequence[float]:
+    def plan(self, step: int, move: WindowMove) -> Sequence[float]:
         """Return the numbers of `NoveltyCounts`."""
-        return self._novelty.tell(move)
+        return self._novelty.plan(step, move)
 
-    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
         """Put evicted tokens into the bank at time `step`."""
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
@@ -194,7 +192,7 @@ class DurableRule(BankRule[DurableConfig]):
             ),
         )
         usable = tokens.mass > 0
-        limits = self._novelty.limits(told, T, self._bank.opened.view(B))
+        limits = self._novelty.limits(numbers, T, self._bank.opened.view(B))
         if C == K and self.prototypes_used is not None:
             self.prototypes_used = K
         if len(self._line) < C + T:
@@ -208,9 +206,12 @@ class DurableRule(BankRule[DurableConfig]):
         with_all = (
             (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
         )
-        for heads in self._parts(B, max((C + T) ** 2, with_all)):
+        changed = [
             self._take_in_(heads, centers[heads], rows[heads], usable, limits.at(heads), C)
+            for heads in self._parts(B, max((C + T) ** 2, with_all))
+        ]
         self._bank.opened += usable.sum()
+        return concat_rows(changed)
 
     def _take_in_(
         self,
@@ -220,8 +221,10 @@ class DurableRule(BankRule[DurableConfig]):
         usable: Tensor,
         limits: MergeExclusions,
         C: int,
-    ) -> None:
-        """Put tokens with these centres and rows into the bank of some heads."""
+    ) -> Tensor:
+        """Put tokens with these centres and rows into the bank of some heads; return the rows of
+        it that changed.
+        """
         bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
         sketch = self._sketch(centers, usable)
         every = self._line[heads.start * K : heads.stop * K]
@@ -245,11 +248,13 @@ class DurableRule(BankRule[DurableConfig]):
             self._shares.view(-1).index_copy_(0, chosen, self._share(mass))
         if C < K:
             self._cost.view(-1).index_copy_(0, chosen, cost.flatten())
-        bank.touch_(chosen)
+        return chosen
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
-        return slice_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
+        step = max(1, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
+        for start in range(0, rows, step):
+            yield slice(start, min(start + step, rows))
 
     def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
         """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16

@@ -92,5 +92,6 @@ class WordMemory(StateTensors):
         try:
             for part in self._parts():
                 part.take(own)
+            self.memory.write_far()
         except StateCorrupt as error:
             raise StateCorrupt(f"{error}, of words") from error

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank
+from protokv.core.slots import KVSlots
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.device.arrays import write_rows_
 
@@ -20,6 +21,11 @@ class PaperBank(PrototypeBank):
 
     mean: Tensor  # `[L, H, K, 2]` float32, mu_k
     covariance: Tensor  # `[L, H, K, 2, 2]` float32, Sigma_k
+
+    def __init__(self, shape: MemoryShape, prototypes: int, slots: KVSlots | None = None) -> None:
+        super().__init__(shape, prototypes, slots)
+        # rows that changed since the last call of `take_touched_`, with repeats
+        self._touched: list[Tensor] = []
 
     @classmethod
     def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
@@ -54,6 +60,19 @@ class PaperBank(PrototypeBank):
         self.last_step.view(-1).index_fill_(0, rows, step)
         self.put_centers_(rows, tokens.keys[head, token], tokens.values[head, token])
         self.touch_(rows)
+
+    def touch_(self, rows: Tensor) -> None:
+        """Note that what `rows` show changed. Waits for nothing."""
+        self._touched.append(rows)
+
+    def take_touched_(self) -> Tensor:
+        """Return the rows touched since the last call, some more than once; all rows if these are
+        more.
+        """
+        rows = torch.cat([self.mass.new_empty(0), *self._touched])
+        self._touched = []
+        every = self.mass.numel()
+        return rows if len(rows) <= every else torch.arange(every, device=rows.device)
 
     def free_(self, rows: Tensor) -> None:
         """Empty slots `rows` `[n]`; their `last_step` tells that they were used."""

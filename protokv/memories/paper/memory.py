@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.bank import PrototypeBank
+from protokv.core.bank import BankRule, PrototypeBank
+from protokv.core.near import ExactTokens
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
@@ -52,6 +53,13 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
         """Return the class of the bank."""
         return PaperBank
 
+    def _absorb(self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor) -> Tensor:
+        """Run Algorithms 1 and 2."""
+        assert isinstance(rule, PaperPrototypeRule)
+        changed = super()._absorb(rule, leaving, step, numbers)
+        kept = rule.maintain_(lambda: self._far_tokens(self._near.newest()), step)
+        return torch.cat((changed, kept))
+
     def _write_rows(self, rows: Tensor) -> None:
         """Write the S pseudo-tokens of prototypes `rows` `[n]`."""
         S = self._config.pseudo_tokens
@@ -63,8 +71,8 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
         cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
         keys = rotate(keys, cos[:, None], sin[:, None])
         slots = rows[:, None] * S + torch.arange(S, device=rows.device)
-        where = self._slots.find_rows(slots.view(-1), self._config.prototypes * S)
-        self._write_slots(where, [keys.flatten(0, 1), values.flatten(0, 1)])
+        each = [keys.flatten(0, 1), values.flatten(0, 1)]
+        self._slots.write_far(slots.view(-1), self._config.prototypes * S, each)
 
     def _compute_bias(self, mass: Tensor) -> Tensor:
         S = self._config.pseudo_tokens

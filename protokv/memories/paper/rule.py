@@ -44,11 +44,14 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         """Return which prototypes moved."""
         return {"bank": (self._moved,)}
 
-    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
         """Run Algorithm 1 for the evicted tokens of one step."""
         tokens = leave_out_uncounted(tokens)
-        if tokens.keys.shape[1] == 0:
-            return
+        if tokens.keys.shape[1]:
+            self._assign_(tokens, step)
+        return self._bank.take_touched_()
+
+    def _assign_(self, tokens: FarTokens, step: int) -> None:
         rows, *residuals = assign_tokens_(self._bank, tokens, step, self._config)
         self._moved.view(-1)[rows] = True
         if self.residuals is not None:
@@ -58,8 +61,10 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
                 (fitted[:, None] * K + torch.arange(K, device=fitted.device)).view(-1)
             )
 
-    def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
-        """Run Algorithm 2: age, merge, recycle."""
+    def maintain_(self, newest: Callable[[], FarTokens], step: int) -> Tensor:
+        """Run Algorithm 2: age, merge, recycle. Return the rows `[n]` that changed; `newest`
+        returns what the window has of the newest step.
+        """
         bank = self._bank
         config = self._config
         if config.decay != "off":
@@ -68,3 +73,4 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
             merge_close_(bank, self._moved, self.residuals, config)
         if config.recycle:
             self._moved.view(-1)[recycle_(bank, newest, config.seed, step, self._shape)] = True
+        return bank.take_touched_()

@@ -22,6 +22,10 @@ replay harder --backdrop natural --worlds 5002500:16 --budget 173,43,22 \
 replay harder --memory durable --set center_bits=32 -o "$out/bits.jsonl"
 replay harder --backdrop natural --worlds 5002500:16 --budget 173,43,22 --memory durable \
   --set center_bits=32 -o "$out/bits-natural.jsonl"
+what_else=samples.studies.harder.ablation:DroppedConfig,samples.studies.harder.ablation:CountedConfig
+replay harder --memory $what_else --budget 11 --worlds 5002000:12 -o "$out/ablation.jsonl"
+replay harder --backdrop natural --worlds 5002500:6 --budget 22 --memory $what_else -o "$out/ablation-natural.jsonl"
+replay time --budget 22 --worlds 5002724:6 --memory $what_else -o "$out/ablation-time.jsonl"
 replay decay -o "$out/decay.jsonl"
 replay hour -o "$out/hour.jsonl"
 replay hour --before 30m --delays 0,10m,28m -o "$out/hour-middle.jsonl"

@@ -58,8 +58,8 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_two_or_four_if
         ]
         newest = newest[len(newest) - min(len(newest), window) :]
         repeats.see_(near.newest(), step)
-        near.plan(index, tokens)
-        near.tell()
+        plan = near.plan(index, tokens)
+        near.begin(plan.key, torch.tensor(plan.numbers))
         left = near.leaving(step)
         near.write(step)
         places = left.coordinates, left.positions.double()

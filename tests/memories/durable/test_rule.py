@@ -38,7 +38,7 @@ class Watched(DurableRule):
 
     compared = 0
 
-    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
         bank = self._bank
         before = self._points()
         keeps = []
@@ -46,11 +46,10 @@ class Watched(DurableRule):
         weighed = tokens.mass
         for head, repeated in enumerate(self._novelty._repeated.tolist()):
             opened = int(bank.opened.flatten()[head])
-            config = self._novelty._config
             held = Protection(
-                config.prototypes,
-                config.near_tokens,
-                config.merged_budget,
+                self._novelty._prototypes,
+                self._novelty._near_tokens,
+                self._novelty._budget,
                 self._novelty._seen,
                 int(repeated),
                 opened,
@@ -65,7 +64,7 @@ class Watched(DurableRule):
         # Rows that are no candidates stay as they are.
         candidates = self._candidates
         self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[method-assign]
-        super().absorb_(tokens, step, told)
+        changed = super().absorb_(tokens, step, numbers)
         del self._candidates
         after, (B, K, _), signs = (
             self._points(),
@@ -93,6 +92,7 @@ class Watched(DurableRule):
                 expected.append(before[head][row])
             self._compare(expected, after[head])
             type(self).compared += 1
+        return changed
 
     def _points(self) -> list[list[Point]]:
         bank, (B, K, _) = self._bank, self._size
@@ -118,7 +118,8 @@ class Watched(DurableRule):
             )
 
 
-@settings(max_examples=25)
+# The tests of numbers have more examples.
+@pytest.mark.numbers
 @given(
     budget=st.integers(5, 33) | st.integers(5, 7),
     split=st.sampled_from([(1, 3), (1, 1), (0, 1)]),
@@ -377,7 +378,6 @@ def test_who_goes_depends_on_the_sizes_of_masses_in_a_deep_model_alone(
     assert all(map(torch.equal, one, other)) != deep
 
 
-@settings(max_examples=25)
 def _used(memory: DurableMemory) -> int:
     """How many prototypes the rule has used."""
     assert isinstance(memory._rule, DurableRule)

@@ -13,9 +13,11 @@ from protokv.core.build import build_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.device import arrays
+from protokv.device.runs import Plan
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.memory import DurableMemory
+from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from tests.core.streams import World, copy_of, same, shape_of, shown_to
 from tests.counting import Recording
 
@@ -30,14 +32,20 @@ class Stream:
         assert isinstance(memory, DurableMemory)
         self.memory = memory
         self.step = replace(like, **{name: getattr(like, name).clone() for name in BUFFERS})
+        self.numbers = torch.zeros(2 + NOVELTY_NUMBERS, dtype=torch.float64)
+        self.plan = Plan()
 
     def tell(self, step: StepKV) -> None:
-        self.memory.tell(step.step, T)
+        self.plan = self.memory.plan(step)
+        self.numbers[: len(self.plan.numbers)] = torch.tensor(
+            self.plan.numbers, dtype=torch.float64
+        )
         for name in BUFFERS:
             getattr(self.step, name).copy_(getattr(step, name))
 
     def run(self) -> list[Tensor]:
-        self.memory.update(self.memory._sanitizer.admit(self.step))
+        step = self.memory._sanitizer.admit(self.step)
+        self.memory.apply(self.plan.key, self.numbers, step)
         return self.read()
 
     def read(self) -> list[Tensor]:
