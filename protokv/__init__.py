@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protokv.core.decoding import Decoding
     from protokv.ingestion import Every, ingest, ingest_events
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-    from protokv.stream.asking import Answer
+    from protokv.stream.answer import Answer
     from protokv.stream.cache import Cache
     from protokv.stream.opening import load, save
     from protokv.stream.session import Session
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "protokv.stream.asking",
+    "Answer": "protokv.stream.answer",
     "Cache": "protokv.stream.cache",
     "Decoding": "protokv.core.decoding",
     "DurableConfig": "protokv.memories",

@@ -21,16 +21,17 @@ import typer
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
 from protokv.texts import JsonObject, check_question_text, shorten_text
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import TOP_PANEL, Flags, check_options, option
+from protokv_cli.options import TOP_PANEL, Flags, check_options, option, read_option
 from protokv_cli.output import Output, format_time, round_timings
-from protokv_cli.parsing import parse_list
+from protokv_cli.parsing import find_calibrations, parse_list, parse_share
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
     from protokv.state.sources import VideoPlace
-    from protokv.stream.asking import Answer
-    from protokv.stream.evidence import Evidence
+    from protokv.stream.answer import Answer
+    from protokv.stream.evidence import Evidence, EvidenceSpan
+    from protokv.stream.promise import PromiseRule
     from protokv.stream.session import Session
     from protokv.timings import Timings
     from protokv_cli.frames import StateVideos
@@ -176,6 +177,12 @@ class AnswerFlags(Flags, panel="Answers"):
         "--max-new-tokens COUNT", "Default: the model's, or 64.", TOP_PANEL
     )
     evidence: bool = option("--evidence", "Show the times that each answer stood on.", TOP_PANEL)
+    at_most_wrong: str | None = option(
+        "--at-most-wrong SHARE",
+        "Answer, or say I do not know: of the answers given, at most 5% are wrong.",
+        TOP_PANEL,
+        parse=parse_share,
+    )
     frames: Path | None = option(
         "--frames DIR", "Write the frames at these times as PNG, named by time."
     )
@@ -233,6 +240,7 @@ class Answerer:
     notice: str = ""  # what to say of every answer of the state
     places: Sequence[VideoPlace] = ()  # of the videos of the state in its stream
     _turns: list[tuple[str, str]] = field(default_factory=list)
+    _promise: PromiseRule | None = None  # of the state that is asked
 
     def ask_all(
         self,
@@ -246,6 +254,11 @@ class Answerer:
         A refused question does not end the loop; at a prompt, neither does Ctrl-C during an answer.
         """
         decoding = self.how.decoding(session.backbone)
+        if self.how.at_most_wrong is not None:
+            from protokv.stream.promise import find_promise_rule
+
+            wrong = read_option(self.how, "at_most_wrong")
+            self._promise = find_promise_rule(session, find_calibrations(), wrong)
         for question in questions:
             try:
                 with self.refusals.at(question.where):
@@ -269,6 +282,10 @@ class Answerer:
                 if not self.at_prompt:
                     raise
                 self.out.error(f"Error: {error.message}" if isinstance(error, ProtoKVError) else "")
+
+    @property
+    def _wants_evidence(self) -> bool:
+        return self.how.evidence or self.how.frames is not None
 
     def _make_row(self, answer: Answer, state: str, expected: str | None) -> JsonObject:
         """Return the row of an answer; show its evidence, and the expected answer if it differs."""
@@ -303,8 +320,12 @@ class Answerer:
             ]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
-            if self.shows:
+            if self.shows and self._wants_evidence:
                 self.out.text(format_evidence_line(answer.evidence, self.places))
+        if answer.promise is not None:
+            row["promise"] = asdict(answer.promise)
+            if self.shows:
+                self.out.note(format_promise_line(answer, self.places))
         if self.notice:
             row["notice"] = self.notice
             self.out.note(f"Note: {self.notice}", once=not self.shows)
@@ -326,9 +347,13 @@ class Answerer:
             self.out.note(f"Note: {session.backbone.notice}", once=True)
         if self.shows and not self.alone:
             self.out.table(shorten_text(question), style="cyan", end=" ")
-        evidence = self.how.evidence or self.how.frames is not None
         pieces = session.stream(
-            question, decoding, evidence=evidence, turns=self._turns, system=self.how.system
+            question,
+            decoding,
+            evidence=self._wants_evidence,
+            turns=self._turns,
+            system=self.how.system,
+            promise=self._promise,
         )
         try:
             while True:
@@ -350,9 +375,9 @@ class Answerer:
         return answer
 
 
-def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) -> str:
-    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said
-    then, in lines; with the times of the videos where these differ from those of the stream.
+def format_spans(spans: Iterable[EvidenceSpan], places: Sequence[VideoPlace] = ()) -> str:
+    """Return spans such as `0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, with the times of the videos
+    where these differ from those of the stream.
     """
 
     from protokv.state.sources import describe_video_times
@@ -365,14 +390,20 @@ def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) 
         return f"{times} of {found['video']}" if found else ""
 
     at = []
-    for one in evidence.spans:
+    for one in spans:
         more = [f"{100 * one.share:.0f} %", name_video(one.start_s, one.end_s)]
         span = f"{format_time(one.start_s)} to {format_time(one.end_s)}"
         at.append(f"{span} ({', '.join(filter(None, more))})")
-    stood = f"stood on {', '.join(at)}"
+    return ", ".join(at)
+
+
+def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) -> str:
+    """Return a line such as `stood on 0:07 to 0:09 (61 %)`, and what was said then, in lines."""
+    at = format_spans(evidence.spans, places)
+    stood = f"stood on {at}"
     if evidence.faint or not at:
         stood = "no span stands out" + (
-            f"; most {', '.join(at)}: this may no longer be in memory" if at else ""
+            f"; most {at}: this may no longer be in memory" if at else ""
         )
     said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
     return "\n    ".join(
@@ -381,3 +412,22 @@ def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) 
             *(f"{format_time(start_s)} {shorten_text(one.text)}" for start_s, one in said),
         ]
     )
+
+
+def format_promise_line(answer: Answer, places: Sequence[VideoPlace] = ()) -> str:
+    """Return lines that say what is promised, and of an answer that is withheld why it is and where
+    to look.
+    """
+    promise = answer.promise
+    assert promise is not None
+    kinds = ", ".join(f"{count} {name}".rstrip() for name, count in promise.types.items())
+    lines = [
+        f"Promise: of the answers given at most {promise.at_most_wrong:.0%} are wrong, on "
+        f"questions like the {promise.questions} of {promise.calibration} ({kinds}; "
+        f"{promise.videos} videos)"
+    ]
+    if not promise.known:
+        lines.append(f"Withheld: {promise.why}")
+    if not promise.known and answer.evidence and answer.evidence.spans:
+        lines.append(f"Look at {format_spans(answer.evidence.spans, places)}")
+    return "\n".join(lines)

@@ -11,7 +11,7 @@ from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, esca
 if TYPE_CHECKING:
     from protokv.state.reader import StateReader
     from protokv.state.sources import VideoPlace
-    from protokv.stream.asking import Answer
+    from protokv.stream.answer import Answer
     from protokv.stream.session import Session
 
 # Where each video stands in the stream, and its file.

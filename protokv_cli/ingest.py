@@ -30,7 +30,14 @@ from protokv_cli.options import (
     read_variable_lines,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_every, parse_list, parse_pair, parse_steps
+from protokv_cli.parsing import (
+    find_calibrations,
+    parse_every,
+    parse_list,
+    parse_pair,
+    parse_share,
+    parse_steps,
+)
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -102,7 +109,7 @@ class _SourceFlags(Flags, panel="What to watch"):
 
 
 _ASKED = "Questions while it watches"
-_HOW = ("every_s", "choices", "on_change", "evidence")
+_HOW = ("every_s", "choices", "on_change", "evidence", "at_most_wrong")
 
 
 class _LiveFlags(Flags, panel="Live sources"):
@@ -119,6 +126,9 @@ class _LiveFlags(Flags, panel="Live sources"):
         "--choices A,B", "Answer with the likeliest of these.", _ASKED, parse=parse_list
     )
     evidence: bool = option("--evidence", "Say the times that each answer stood on.", _ASKED)
+    at_most_wrong: str | None = option(
+        "--at-most-wrong SHARE", "As for query.", _ASKED, parse=parse_share
+    )
     command: str | None = option(
         "--exec COMMAND", "Run this for each answer, which is JSON on its stdin.", _ASKED
     )
@@ -198,6 +208,8 @@ def ingest(
         many = fleet.listing is not None or len(sources) != 1 or is_fleet_source(sources[0])
         waiting = make_kwargs(live, "questions", "command")
         how = {name: waiting.pop(name) for name in _HOW if name in waiting}
+        if "at_most_wrong" in how:
+            how["calibrations"] = str(find_calibrations())
         more = list_set_options(live, *_HOW, "command")
         check_options(
             (

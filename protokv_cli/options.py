@@ -23,7 +23,7 @@ from protokv.core.settings import MEMORY_VARIABLE, check_sampled_fps
 from protokv.errors import ConfigError, did_you_mean
 from protokv.memories import DEFAULT_MEMORY, MEMORIES, MemoryConfig
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_setting
+from protokv_cli.parsing import CALIBRATIONS_VARIABLE, parse_setting
 
 TOP_PANEL = "Most used"  # the first panel of the help
 SUBTITLES_HELP = (
@@ -32,7 +32,12 @@ SUBTITLES_HELP = (
 
 
 # Every variable that is read: of options, and these.
-VARIABLES = {"PROTOKV_SOURCE", MEMORY_VARIABLE}
+VARIABLES = {
+    "PROTOKV_SOURCE",
+    "PROTOKV_ENGINE_KEY",
+    MEMORY_VARIABLE,
+    CALIBRATIONS_VARIABLE,
+}
 
 
 def note_unknown_variables(out: Output) -> None:

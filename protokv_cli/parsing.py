@@ -7,10 +7,14 @@ Every function raises ConfigError, with an example as its hint, for a text that 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
 
 from protokv.errors import ConfigError
 from protokv.state.moments import find_stream_moment, parse_duration
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from protokv.ingestion import Every
     from protokv.replay.memories import SettingSweep
     from protokv.state.reader import StateReader
+
+CALIBRATIONS_VARIABLE: Final = "PROTOKV_CALIBRATIONS"
 
 
 def parse_pair(
@@ -134,3 +140,20 @@ def show_commit_note(
         out.note(f"{as_of}, the last commit that is kept before {describe(at_s)}")
     elif age_s is not None:
         out.note(f"{as_of}, committed {format_time(round(age_s, 1))} ago")
+
+
+def parse_share(text: str) -> float:
+    """Return a share: `5%` or `0.05`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise ConfigError(f"{text!r} is no share", hint="such as 5%")
+    return share
+
+
+def find_calibrations() -> Path:
+    """Return the folder of calibrations, which `CALIBRATIONS_VARIABLE` may name."""
+    named = os.environ.get(CALIBRATIONS_VARIABLE)
+    return Path(named) if named else Path(typer.get_app_dir("protokv")) / "calibrations"

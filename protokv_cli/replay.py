@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -34,7 +35,7 @@ from protokv_cli.output import (
     tabulate_fields,
     tabulate_rows,
 )
-from protokv_cli.parsing import parse_list, parse_variation
+from protokv_cli.parsing import find_calibrations, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -188,6 +189,9 @@ class _ResultFlags(Flags, panel="Results"):
         "--plot FILE", "Figure of accuracy over the delay: .png, .pdf, .svg."
     )
     table: Path | None = option("--csv FILE", "All numbers as a CSV file.")
+    calibrate: str | None = option(
+        "--calibrate NAME", "Write a calibration for query --at-most-wrong, and show its promises."
+    )
     force: bool = option("--force", "Start over and replace the results.")
 
     def locate(self, study: _StudyFlags, benchmark: _BenchmarkFlags) -> Path:
@@ -212,6 +216,10 @@ class _ResultFlags(Flags, panel="Results"):
                 refuse_input_as_target(written, *inputs)
         if self.plot:
             check_figure_path(self.plot)
+        if self.calibrate is not None and not re.fullmatch(r"[\w.-]{1,100}", self.calibrate):
+            raise ConfigError(
+                f"{self.calibrate!r} is no name of a calibration", hint="use letters and digits"
+            )
 
 
 def replay(
@@ -378,6 +386,8 @@ def _show_report(
             why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all"
         )
     report = summarise_answers(rows)
+    if results.calibrate is not None:
+        report["promises"] = _calibrate(out, rows, results.calibrate)
     report["missing"] = dict(missing)
     if out.as_json:
         report["facts"] |= {name: str(value) for name, value in left_out.items()}
@@ -395,6 +405,8 @@ def _show_report(
             tables.append(tabulate_rows(columns, rows_of_part, title))
         facts = tabulate_fields(report["facts"] | {"left out": reasons})
         out.table(facts, "", *tables, REPORT_NOTE)
+        if promises := report.get("promises"):
+            out.table("", tabulate_rows(list(promises[0]), promises))
     if results.table:
         save_report_points(report, results.table)
         out.note(f"numbers: {results.table}")
@@ -403,3 +415,14 @@ def _show_report(
 
         save_report_figure(report, results.plot)
         out.note(f"figure: {results.plot}")
+
+
+def _calibrate(out: Output, rows: Sequence[AnswerRow], name: str) -> Sequence[Row]:
+    """Write the calibrations of all memories to one file; return what each can promise."""
+    from protokv.replay.calibrate import calibrate_answers, save_calibrations, tabulate_promises
+
+    made = calibrate_answers(rows)
+    path = find_calibrations() / f"{name}.json"
+    save_calibrations(path, made)
+    out.note(f"calibration: {path}")
+    return tabulate_promises(made)

@@ -26,7 +26,7 @@ from protokv_cli.options import (
     read_option,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_every
+from protokv_cli.parsing import find_calibrations, parse_every
 
 _Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")
@@ -145,7 +145,9 @@ def serve(
         limits = server.ServerLimits(
             waiting=flags.waiting, answer_s=read_option(flags, "answer_time")
         )
-        known = server.StateFolder(Path(states), backbone, engine=engine)
+        known = server.StateFolder(
+            Path(states), backbone, engine=engine, calibrations=find_calibrations()
+        )
         fed = None
         if sessions.most:
             kept = make_kwargs(sessions, "most", "idle_s")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from protokv.ingestion.events import QuestionAnswered
 from protokv.ingestion.live import LiveSource
@@ -20,6 +21,7 @@ from protokv.state.sources import (
     StreamSegment,
     make_notice,
 )
+from protokv.stream.promise import PromiseRule, find_promise_rule
 from protokv.stream.session import Session
 from protokv.timings import time_stage
 from protokv.video import Source
@@ -48,6 +50,12 @@ class StandingAsker:
         for one in ask:
             session.backbone.question_ids(one.text)
             session.backbone.choice_ids(one.choices)
+            self._find_promise(one)
+
+    def _find_promise(self, one: StandingQuestion) -> PromiseRule | None:
+        if one.at_most_wrong is None:
+            return None
+        return find_promise_rule(self._session, Path(one.calibrations), one.at_most_wrong)
 
     def ask_due(self, before_s: float) -> list[QuestionAnswered]:
         """Ask what became due after stream time `before_s`; return the answers that are news."""
@@ -61,7 +69,8 @@ class StandingAsker:
                 continue
             dropped = live.frames_dropped if live else 0
             with time_stage(session.timings, "questions"):
-                answer = session.ask(one.text, decoding, evidence=one.evidence)
+                promise = self._find_promise(one)
+                answer = session.ask(one.text, decoding, evidence=one.evidence, promise=promise)
             shares = {
                 choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()
             }
@@ -73,6 +82,7 @@ class StandingAsker:
                 probability=shares.get(answer.text),
                 probabilities=shares or None,
                 evidence=list(answer.evidence.spans) if answer.evidence else None,
+                promise=answer.promise,
                 took_s=round(answer.total_ms / 1e3, 4),
                 late_s=round(max(0.0, live.log.stream_time(live.now()) - now_s), 3)
                 if live

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protokv.state.sources import StandingAnswer, VideoPlace
+from protokv.stream.answer import Promise
 from protokv.stream.evidence import EvidenceSpan
 
 
@@ -109,6 +110,7 @@ class QuestionAnswered(StandingAnswer):
     probabilities: dict[str, float] | None = None  # probability of each choice
     # the spans that the answer stood on; None unless asked for
     evidence: list[EvidenceSpan] | None = None
+    promise: Promise | None = None  # what is promised of the answer; None: nothing
     took_s: float = 0.0  # time that asking took
     late_s: float | None = None  # how far behind a live source the answer came; None: it is a file
     frames_dropped: int = 0  # sampled frames that a live source lost meanwhile

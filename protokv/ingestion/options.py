@@ -119,6 +119,9 @@ class StandingQuestion:
     choices: tuple[str, ...] = ()
     on_change: bool = False  # an answer that equals the last one is no event, and is not kept
     evidence: bool = False  # say what each answer stood on
+    # give answers of which at most this share is wrong, by the calibrations in a folder
+    at_most_wrong: float | None = None
+    calibrations: str = "calibrations"
 
     def __post_init__(self) -> None:
         if not 0 < self.every_s < inf:

@@ -181,6 +181,7 @@ class _Run:
             step_ms=round(1e3 * self.busy_s / max(1, now.steps), 3),
             tokens_seen=now.tokens_seen,
             device=str(session.backbone.device),
+            mean_logprob=round(answer.mean_logprob, 6),
         )
 
 

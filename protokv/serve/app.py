@@ -35,7 +35,8 @@ from protokv.serve.connection import BoundedConnection
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
+from protokv.stream.promise import find_promise_rule
 from protokv.texts import JsonObject, shorten_text
 
 # How often it is looked for sessions that nobody feeds.
@@ -315,12 +316,16 @@ class _Server:
             session = self._states.open_session(path)
         else:
             session = self._states.open_commit(path, asked.at)
+        promise = None
+        if asked.at_most_wrong is not None:
+            promise = find_promise_rule(session, self._states.calibrations, asked.at_most_wrong)
         pieces = session.stream(
             asked.text,
             asked.decoding,
             evidence=asked.evidence,
             turns=asked.turns,
             system=asked.system,
+            promise=promise,
         )
         while not stop():
             try:

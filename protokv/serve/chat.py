@@ -21,7 +21,7 @@ from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
 from protokv.state.sources import VideoPlace, describe_video_times
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
 from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
 
 _MOST_ANSWER_TOKENS = 1024
@@ -46,6 +46,7 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _READ = """
 model messages stream stream_options temperature top_p presence_penalty frequency_penalty seed
 stop choices logprobs top_logprobs max_tokens max_completion_tokens evidence at
+at_most_wrong
 """
 # Fields that change no answer of a state.
 _HARMLESS = """
@@ -72,6 +73,8 @@ class ChatRequest:
     evidence: bool = False
     # the time of which a kept commit answers, as `query --at` takes it; None: the last one
     at: str | None = None
+    # give answers of which at most this share is wrong, and withhold the others
+    at_most_wrong: float | None = None
 
 
 def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
@@ -93,6 +96,7 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
         at=_read_time(data.get("at")),
+        at_most_wrong=_read_share(data.get("at_most_wrong")),
     )
 
 
@@ -103,6 +107,13 @@ def _read_time(at: object) -> str | None:
     if isinstance(at, bool) or not isinstance(at, int | float):
         raise ConfigError('at: expected seconds of the stream or a text, such as "12m" or "14:05"')
     return f"{at:.3f}"
+
+
+def _read_share(share: object) -> float | None:
+    """Return a share. ConfigError."""
+    if share is None or (isinstance(share, float) and 0 < share < 1):
+        return share
+    raise ConfigError("at_most_wrong: expected a share above 0 and below 1, such as 0.05")
 
 
 def _read_object(body: bytes) -> JsonObject:
@@ -325,6 +336,8 @@ def _extras(answer: Answer, places: Sequence[VideoPlace]) -> JsonObject:
     )
     if answer.probabilities is not None:
         found["probabilities"] = answer.probabilities
+    if answer.promise is not None:
+        found["promise"] = asdict(answer.promise)
     if answer.evidence is None:
         return found
     return {

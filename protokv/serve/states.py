@@ -50,13 +50,16 @@ class StateFolder:
         most: int = _MOST_SESSIONS,
         most_bytes: float | None = None,
         engine: Engine | None = None,
+        calibrations: str | os.PathLike[str] = "calibrations",
     ) -> None:
         """Read nothing yet; `backbone` made the states. With an engine, it has them by their names.
+        `calibrations` is their folder.
 
         Sessions stay in memory: at most `most` of them, and `most_bytes` of all together, of which
         one may take half; None: half of what the device has for it.
         """
         self.folder = Path(folder)
+        self.calibrations = Path(calibrations)
         self.backbone = backbone
         self._most = most
         self._most_bytes = (

@@ -7,8 +7,8 @@ memory and to itself, and is dropped. So asking changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -21,43 +21,18 @@ from protokv.core.decoding import (
     Decoding,
     Detokenizer,
     FinishReason,
-    TokenLogprob,
     TokenSampler,
     is_looping,
 )
 from protokv.core.parts import TokenPlacement, TranscriptAttachment
 from protokv.core.recent import RecentSteps
 from protokv.core.step import StreamClock
+from protokv.stream.answer import Answer
 from protokv.stream.evidence import Evidence, find_evidence
+from protokv.stream.promise import PromiseRule
 from protokv.stream.reading import QuestionForwarder, QuestionLogits
 from protokv.stream.stream import Stream
 from protokv.timings import Timings
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer and its cost."""
-
-    question: str
-    text: str  # the generated answer
-    stream_time_s: float  # stream time at which it was asked
-    ttft_ms: float  # from the arrival of the question to the first token
-    total_ms: float  # to the last one
-    # slots of memory that attention could see, and tokens of steps that were read again
-    context_tokens: int
-    tokens: int  # generated tokens
-    # mean log probability, in nats, of its tokens and its end: how sure the model is
-    mean_logprob: float
-    # the stream times that the answer stands on; None unless asked for
-    evidence: Evidence | None = None
-    # also: it has the most tokens allowed, or it repeated itself
-    finish_reason: FinishReason = "stop"
-    turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
-    # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for
-    # them
-    chances: list[list[TokenLogprob]] | None = None
-    # of each choice, together 1; None: there were none to choose from
-    probabilities: Mapping[str, float] | None = None
 
 
 class AskedStream(Stream):
@@ -84,7 +59,7 @@ class AskedStream(Stream):
 
     def ask(self, question: str, decoding: Decoding | None = None, **how: Any) -> Answer:
         """Return the whole answer at once; `how` are the keywords of `stream`: evidence, turns,
-        system.
+        system, promise.
         """
         pieces = self.stream(question, decoding, **how)
         while True:
@@ -111,6 +86,7 @@ class AskedStream(Stream):
         evidence: bool = False,
         turns: Sequence[ChatTurn] = (),
         system: str | None = None,
+        promise: PromiseRule | None = None,
     ) -> Generator[str, None, Answer]:
         """Answer from memory alone, piece by piece. Changes nothing; the generator returns the
         `Answer`.
@@ -118,13 +94,17 @@ class AskedStream(Stream):
         It reads the memory in place, so let it end before the next `watch`. Without `decoding`,
         tokens are chosen as the model was published to. With `evidence` the answer names the stream
         times that it stands on. `turns` are earlier questions with their answers, and `system`
-        stands in front of the question.
+        stands in front of the question. A `promise` needs the evidence, waits for the whole answer,
+        and may withhold it.
 
         Raises:
             QuestionError: a text is empty, longer than `_MOST_QUESTION_TOKENS`, or contains control
                 tokens.
             ConfigError: evidence is wanted and the memory does not know the positions of its slots.
         """
+        if promise is not None:
+            pieces = self.stream(question, decoding, evidence=True, turns=turns, system=system)
+            return (yield from promise.hold_back(pieces, self))
         decoding = decoding or self.backbone.decoding
         firsts = self.backbone.choice_ids(decoding.choices)
         began = time.perf_counter()

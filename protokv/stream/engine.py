@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import torch
 
@@ -27,13 +27,25 @@ from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, EngineError, escape_text
 from protokv.state.reader import StateReader
-from protokv.stream.asking import Answer, choose_text, write_answer
+from protokv.stream.answer import Answer
+from protokv.stream.asking import choose_text, write_answer
 from protokv.stream.opening import open_session
+from protokv.stream.promise import PromiseRule
 from protokv.stream.session import Session
 from protokv.stream.slots import count_slots, digest_commit
 from protokv.texts import shorten_text
 
-_PATIENCE_S = 120.0  # for the next token
+_PATIENCE_S = 600.0  # for the next token; a long queue may stand before the first one
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Follows no reply to another address, which would get the key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return nothing, so that the reply is an error."""
+
+
+_OPENER = build_opener(_NoRedirects)
 
 
 class Engine:
@@ -54,7 +66,7 @@ class Engine:
         body = json.dumps(asked | {"stream": True}).encode()
         request = Request(f"{self.url}/v1/completions", body, headers)
         try:
-            with urlopen(request, timeout=_PATIENCE_S) as reply:
+            with _OPENER.open(request, timeout=_PATIENCE_S) as reply:
                 for line in reply:
                     data = line.removeprefix(b"data:").strip()
                     if line.startswith(b"data:") and data != b"[DONE]":
@@ -120,10 +132,14 @@ class EngineSession(Session):
         evidence: bool = False,
         turns: Sequence[ChatTurn] = (),
         system: str | None = None,
+        promise: PromiseRule | None = None,
     ) -> Generator[str, None, Answer]:
         """Answer piece by piece, as every session. ConfigError: evidence is wanted, which an engine
         does not tell. EngineError.
         """
+        if promise is not None:
+            pieces = self.stream(question, decoding, turns=turns, system=system)
+            return (yield from promise.hold_back(pieces, self))
         if evidence:
             raise ConfigError(
                 "an engine does not tell what its answers stand on",

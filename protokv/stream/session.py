@@ -34,7 +34,8 @@ from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ProtoKVError, StateCorrupt
 from protokv.state.checkpoint import check_state_fits
 from protokv.state.header import State
-from protokv.stream.asking import Answer, AskedStream
+from protokv.stream.answer import Answer
+from protokv.stream.asking import AskedStream
 from protokv.stream.pushed import PushedFrameBuffer
 from protokv.stream.reading import QuestionForwarder
 from protokv.timings import time_stage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.judges import Judge, JudgeVerdict
 from protokv.replay.rows import AnswerRow, AnswerRowFile
+from protokv.state.reader import StateReader
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
 from tests.replay.benchmarks.conftest import data_root  # noqa: F401
@@ -183,3 +185,35 @@ def test_open_answers_are_judged_after_the_pass(
     assert {(point["accuracy"], point["points"]) for point in judged["points"]} == {(1.0, 5.0)}
     refused = protokv(*on_dataset, "mlvu", "--data-root", data_root, "--judge", "gpt")
     assert (refused.code, "reads open answers" in refused.err) == (ExitCode.USAGE, True)
+
+
+def test_a_calibrated_replay_lets_a_query_promise_and_withhold(
+    protokv: Program, small: tuple[object, ...], watched: Callable[..., Path]
+) -> None:
+    state = watched()
+    protokv.environment["PROTOKV_CALIBRATIONS"] = str(protokv.folder / "calibrations")
+    asked = ("query", state, "what is the star ?", "--at-most-wrong", "20%")
+    refused = protokv(*asked)
+    assert (refused.code, "nothing is calibrated for durable" in refused.err) == (2, True)
+    assert "--memory durable --budget 24 --calibrate NAME" in refused.err
+    assert protokv(*small, "--memory", "durable").code == 0
+    seen = StateReader.open(state).header.clock.tokens_seen
+    row = results()[0] | {"correct": True, "tokens_seen": seen}
+    for sure, known in ((-100.0, True), (0.0, False)):
+        made = [row | {"question_id": str(n), "mean_logprob": sure} for n in range(40)]
+        Path("made.jsonl").write_text("\n".join(map(json.dumps, made)))
+        shown = protokv("replay", "--report", "made.jsonl", "--calibrate", "mine", "--json")
+        assert shown.code == 0, shown.err
+        promises = {one["at_most_wrong"]: one["answered"] for one in shown.rows()[0]["promises"]}
+        assert promises == {0.01: None, 0.05: None, 0.1: None, 0.2: 1.0}
+        done = protokv(*asked, "--json")
+        assert done.code == 0, done.err
+        (answer,) = done.rows()
+        assert answer["promise"]["known"] is known
+        assert (answer["answer"] == "I do not know") is not known
+        assert "evidence" in answer
+        assert protokv(*asked).out.strip() == answer["answer"]
+    assert "5% wrong: it tested 20" in protokv(*asked[:-1], "5%").err
+    assert protokv(*asked[:-1], "five").code == ExitCode.USAGE
+    bad = protokv("replay", "--report", "made.jsonl", "--calibrate", "a/b")
+    assert (bad.code, "no name of a calibration" in bad.err) == (ExitCode.USAGE, True)

@@ -16,7 +16,7 @@ from protokv.device import arrays, runs
 from protokv.device.runs import Runs
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames

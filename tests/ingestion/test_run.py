@@ -33,7 +33,7 @@ from protokv.state.describe import describe_state
 from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_standing_answers
 from protokv.state.store import StateStore
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from protokv.video import Frame, SourceDamage
 from protokv.video.source import FrameRequest

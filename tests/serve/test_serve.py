@@ -29,7 +29,7 @@ from protokv.state.checkpoint import save_state
 from protokv.state.commit import is_locked, lock
 from protokv.state.reader import load_state
 from protokv.state.sources import WallClockLog
-from protokv.stream.asking import Answer
+from protokv.stream.answer import Answer
 from protokv.stream.evidence import Evidence, EvidenceSpan
 from protokv.stream.session import Session
 from tests.mock_backbone import MockBackbone

@@ -1,0 +1,104 @@
+"""Make calibrations of the answers of a replay, and show what they promise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from protokv.errors import ConfigError
+from protokv.replay.rows import AnswerRow
+from protokv.stream.promise import (
+    Calibration,
+    ScoredAnswer,
+    measure_kept_share,
+    measure_novelty,
+)
+
+PROMISES: Final = (0.01, 0.05, 0.1, 0.2)
+"""The shares of wrong answers that the table of a calibration shows."""
+
+
+def calibrate_answers(rows: Iterable[AnswerRow]) -> list[Calibration]:
+    """Return a calibration for each memory and budget.
+
+    A question counts once, at one of its delays: answers to one question are not independent.
+    ConfigError: a memory has fewer than two questions, or rows of before do not say how sure an
+    answer was.
+    """
+    groups = defaultdict[tuple[str, int], list[AnswerRow]](list)
+    for row in rows:
+        groups[row.memory, row.budget].append(row)
+    return [_calibrate(_draw_questions(group)) for group in groups.values()]
+
+
+def _draw_questions(rows: Iterable[AnswerRow]) -> list[AnswerRow]:
+    """Return a row of each question, in an order that only the rows decide."""
+    drawn = sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest())
+    return list({(row.video, row.question_id): row for row in drawn}.values())
+
+
+def _calibrate(rows: Sequence[AnswerRow]) -> Calibration:
+    """Return the calibration of one memory; the rows are in random order."""
+    half = len(rows) // 2
+    if not half:
+        raise ConfigError("a calibration needs two questions or more", hint="add some to the file")
+    texts = tuple(dict.fromkeys(row.question for row in rows))
+    shares = [measure_kept_share(row.budget, row.tokens_seen) for row in rows]
+    return Calibration(
+        model=rows[0].model,
+        memory=rows[0].config,
+        shares=(min(shares), max(shares)),
+        videos=len({row.video for row in rows}),
+        types=dict(Counter(row.type for row in rows)),
+        questions=texts,
+        novelty=measure_novelty(texts),
+        chooses=_order(rows[:half]),
+        tests=_order(rows[half:]),
+    )
+
+
+def _order(rows: Sequence[AnswerRow]) -> tuple[ScoredAnswer, ...]:
+    found = []
+    for row in rows:
+        if row.mean_logprob is None:
+            hint = "ask again with --force, or name another file with -o"
+            raise ConfigError("these results do not say how sure the answers were", hint=hint)
+        found.append(ScoredAnswer(row.mean_logprob, not row.correct))
+    return tuple(sorted(found, key=lambda one: -one.sure))
+
+
+def tabulate_promises(calibrations: Sequence[Calibration]) -> list[dict[str, Any]]:
+    """Return what each calibration can promise, and what its test found: rows of memory, budget,
+    answers tested, promise, and the shares that are answered and wrong; None: no such promise.
+    """
+    found = []
+    for one in calibrations:
+        for promise in PROMISES:
+            least = one.find_threshold(promise)
+            given = [] if least is None else [a.wrong for a in one.tests if a.sure >= least]
+            row = {
+                "memory": one.memory["kind"],
+                "budget": one.memory["budget"],
+                "tested": len(one.tests),
+                "at_most_wrong": promise,
+                "answered": len(given) / len(one.tests) if given else None,
+                "wrong": sum(given) / len(given) if given else None,
+            }
+            found.append(row)
+    return found
+
+
+def save_calibrations(path: Path, made: Sequence[Calibration]) -> None:
+    """Write calibrations to a file, in a new folder if there is none. ConfigError: it cannot be
+    written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(made))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
