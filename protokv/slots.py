@@ -38,7 +38,7 @@ class SlotsHead:
     """What a file of slots says of itself, and all that an engine must check."""
 
     slots: int  # N
-    commit: str  # tells commits of states apart; SHA-256 of the header of the state
+    commit: str  # tells commits of states apart: the digest of the document of the state
     model: str  # name of the model that made the state
     family: str  # `model_type` of its config
     dtype: str

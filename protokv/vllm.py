@@ -1,21 +1,19 @@
 """States in vLLM: a connector that puts the slots of a state into its paged cache, attention that
 reads their bias, and the door by which a request names a state. All that touches vLLM is here.
 
-    --kv-transfer-config '{"kv_connector": "ProtoKVConnector", "kv_connector_module_path":
-      "protokv.vllm", "kv_role": "kv_consumer", "kv_connector_extra_config": {"states": "states/"}}'
-
-A request with `kv_transfer_params={"state": "talk"}` reads `states/talk.kv.safetensors`: its prompt
-stands behind the N slots. For the engine they are N tokens that were computed elsewhere. `_admit`
-puts N ids in front of the prompt, and makes the commit of the state the salt of the prefix cache,
-so that two states never hit each other's blocks. No kernel adds a bias to a key, so heads get
-columns that add it to the product; `"bias": false` leaves out both. Nothing is imported that the
-environment of vLLM lacks. vLLM calls this interface subject to change; 0.31 and 0.32 were tried.
+A request with `kv_transfer_params={"state": "talk"}` reads `talk.kv.safetensors` of the folder
+`states` in `kv_connector_extra_config`. Its prompt stands behind the N slots, which are for the
+engine N tokens that were computed elsewhere: `_admit` puts N ids in front of it. The commit of the
+state is the salt of the prefix cache, so that two states never hit each other's blocks. No kernel
+adds a bias to a key, so heads get columns that do; `"bias": false` leaves out both. Nothing is
+imported that the environment of vLLM lacks. It calls this interface subject to change; 0.31 and
+0.32 were tried.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from itertools import cycle, islice
 from typing import Any
@@ -23,10 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from vllm.config import get_current_vllm_config
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -52,13 +47,13 @@ class _Load:
 
 
 @dataclass
-class _Loads(KVConnectorMetadata):  # type: ignore[misc]
+class _Loads(base.KVConnectorMetadata):  # type: ignore[misc]
     """What a worker loads before the next forward."""
 
     loads: list[_Load] = field(default_factory=list)
 
 
-class ProtoKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class ProtoKVConnector(base.KVConnectorBase_V1):  # type: ignore[misc]
     """Gives requests the slots of the states that they name. Saves nothing."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -78,9 +73,8 @@ class ProtoKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 raise ValueError(f"protokv.vllm: {why}")
         self._layers = list(groups[0].layer_names)
         self._block = vllm_config.cache_config.block_size
-        self._states = _open_folder(vllm_config)
+        self._states = SlotsFolder(_find_settings(vllm_config)["states"])
         self._pending = list[_Load]()
-        self._failed = set[int]()
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -98,7 +92,7 @@ class ProtoKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
             into = blocks.get_block_ids()[0]
             self._pending.append(_Load(asked["state"], asked["commit"], start, into))
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+    def build_connector_meta(self, scheduler_output: Any) -> base.KVConnectorMetadata:
         """Return what was noted since the last step."""
         loads = _Loads(self._pending)
         self._pending = []
@@ -106,6 +100,7 @@ class ProtoKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Write slots into the cache of each layer, by the writer of its attention."""
+        self._failed = set[int]()
         for load in self._get_connector_metadata().loads:
             try:
                 found = self._states.open(load.state)
@@ -122,9 +117,7 @@ class ProtoKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks of a state that went away after its request was admitted."""
-        failed = self._failed
-        self._failed = set()
-        return failed
+        return self._failed
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """All is loaded by then."""
@@ -149,20 +142,11 @@ def _write(layer: Any, found: SlotsFile, number: int, start: int, slots: torch.T
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
-def _read_settings(vllm_config: Any) -> dict[str, Any] | None:
-    """Return the settings of this connector; None: another one serves, or none."""
+def _find_settings(vllm_config: Any) -> dict[str, Any]:
+    """Return the settings of this connector; empty: another one serves, or none."""
     transfer = vllm_config.kv_transfer_config
     ours = transfer is not None and transfer.kv_connector_module_path == __name__
-    return transfer.kv_connector_extra_config if ours else None
-
-
-def _open_folder(vllm_config: Any) -> SlotsFolder:
-    try:
-        return SlotsFolder(str((_read_settings(vllm_config) or {}).get("states", "")))
-    except ProtoKVError as error:
-        raise ValueError(
-            f'protokv.vllm: {error}; name it: "kv_connector_extra_config": {{"states": "states/"}}'
-        ) from None
+    return {"states": "", "bias": True} | transfer.kv_connector_extra_config if ours else {}
 
 
 def register() -> None:
@@ -188,7 +172,7 @@ def _widen(make: Any) -> Any:
         bound = form.bind(*given, **named)
         narrow = bound.arguments["head_size"]
         config = get_current_vllm_config()
-        if (_read_settings(config) or {"bias": False}).get("bias", True):
+        if _find_settings(config).get("bias"):
             on_cpu = config.device_config.device_type == "cpu"
             sizes = _CPU_HEADS if on_cpu else range(narrow // 8 * 8, 264, 8)
             bound.arguments["head_size"] = next(one for one in sizes if one >= narrow + _COLUMNS)
@@ -217,7 +201,7 @@ def _read_bias(attend: Any) -> Any:
 
 
 def _admit(process: Any) -> Any:
-    folders = dict[str, SlotsFolder]()
+    open_folder = cache(SlotsFolder)
 
     @wraps(process)
     def admit(*given: Any, **named: Any) -> Any:
@@ -225,13 +209,12 @@ def _admit(process: Any) -> Any:
         config = given[0].vllm_config
         extra = (request.sampling_params and request.sampling_params.extra_args) or {}
         asked = extra.get("kv_transfer_params") or {}
-        if "state" not in asked or _read_settings(config) is None:
+        settings = _find_settings(config)
+        if "state" not in asked or not settings:
             return request
-        folder = str(config.kv_transfer_config.kv_connector_extra_config)
-        if folder not in folders:
-            folders[folder] = _open_folder(config)
         try:
-            found = folders[folder].open(asked["state"], lambda one: _check_state(one, config))
+            states = open_folder(settings["states"])
+            found = states.open(asked["state"], lambda one: _check_state(one, config))
             head = found.head
             _check_request(request, head.slots, config.model_config.max_model_len)
             if asked.get("commit", head.commit) != head.commit:
@@ -258,7 +241,7 @@ def _check_state(found: SlotsFile, vllm_config: Any) -> None:
     made = found.head.weights_digest
     if shape != (found.layers, found.kv_heads, found.head_size) or (own and made not in ("", own)):
         raise StateMismatch(f"it is of another model, {escape_text(found.head.model)}")
-    if found.head.free and not (_read_settings(vllm_config) or {}).get("bias", True):
+    if found.head.free and not _find_settings(vllm_config)["bias"]:
         raise StateMismatch('some of its heads have free slots, which take {"bias": true}')
     found.verify()
 

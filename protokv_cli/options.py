@@ -32,7 +32,12 @@ SUBTITLES_HELP = (
 
 
 # Every variable that is read: of options, and these.
-VARIABLES = {"PROTOKV_SOURCE", MEMORY_VARIABLE, CALIBRATIONS_VARIABLE}
+VARIABLES = {
+    "PROTOKV_SOURCE",
+    "PROTOKV_ENGINE_KEY",
+    MEMORY_VARIABLE,
+    CALIBRATIONS_VARIABLE,
+}
 
 
 def note_unknown_variables(out: Output) -> None:

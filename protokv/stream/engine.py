@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import torch
 
@@ -35,7 +35,17 @@ from protokv.stream.session import Session
 from protokv.stream.slots import count_slots, digest_commit
 from protokv.texts import shorten_text
 
-_PATIENCE_S = 120.0  # for the next token
+_PATIENCE_S = 600.0  # for the next token; a long queue may stand before the first one
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Follows no reply to another address, which would get the key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return nothing, so that the reply is an error."""
+
+
+_OPENER = build_opener(_NoRedirects)
 
 
 class Engine:
@@ -56,7 +66,7 @@ class Engine:
         body = json.dumps(asked | {"stream": True}).encode()
         request = Request(f"{self.url}/v1/completions", body, headers)
         try:
-            with urlopen(request, timeout=_PATIENCE_S) as reply:
+            with _OPENER.open(request, timeout=_PATIENCE_S) as reply:
                 for line in reply:
                     data = line.removeprefix(b"data:").strip()
                     if line.startswith(b"data:") and data != b"[DONE]":

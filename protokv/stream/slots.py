@@ -4,7 +4,6 @@ has their file.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -16,16 +15,17 @@ from protokv.core.layers import LayerKind
 from protokv.core.rotary import rotate, unrotate
 from protokv.errors import ConfigError, StateError
 from protokv.slots import SlotsHead, write_slots
-from protokv.state.header import StateHeader, make_canonical_json
+from protokv.state.header import State, digest_document, digest_tensors
 from protokv.state.reader import StateReader
 from protokv.state.store import StatePath
 from protokv.stream.asking import AskedStream
 from protokv.stream.opening import open_session
 
 
-def digest_commit(header: StateHeader) -> str:
-    """Return what tells the commit of a state from all others, in 64 hexadecimal digits."""
-    return hashlib.sha256(make_canonical_json(header.to_json()).encode()).hexdigest()
+def digest_commit(state: State) -> str:
+    """Return what tells the commit of a state from all others: the digest of its document."""
+    document = {"header": state.to_json(), "digests": digest_tensors(state.tensors)}
+    return digest_document(document)
 
 
 def check_slots(stream: AskedStream) -> None:

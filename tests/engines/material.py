@@ -19,7 +19,21 @@ from tests.conftest import random_frames
 
 HEAD_SIZE = 32
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
-OTHERS = ("qwen2_vl", "internvl", "smolvlm")
+# vLLM makes a processor of pictures, too, although no question has any.
+PICTURES: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": tiny.QWEN3_SIZE,
+        "patch_size": tiny.PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+    },
+    "llava_onevision": {
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "size": {"height": 72, "width": 72},
+        "image_grid_pinpoints": [[72, 72]],
+    },
+}
 
 
 def write_model(family: str, folder: Path) -> Path:
@@ -37,6 +51,8 @@ def write_model(family: str, folder: Path) -> Path:
         patch.object(tiny, "text_settings", wide_settings),
     ):
         tiny.BUILDERS[family](folder)
+    if family in PICTURES:
+        tiny.write_json(folder, "preprocessor_config", PICTURES[family])
     weights = folder / "model.safetensors"
     tensors = {name: one * 0.6 if one.ndim > 1 else one for name, one in load_file(weights).items()}
     save_file(tensors, weights, {"format": "pt"})
@@ -97,11 +113,12 @@ def load_smollm2(folder: Path, dtype: str = "float32") -> Any:
     return load_llama(str(folder), device="cpu", dtype=dtype)
 
 
-def read_text(backbone: Any, seed: int) -> Session:
+def read_text(backbone: Any, seed: int, budget: int | None = None, steps: int = 12) -> Session:
     """Return a session that has read a log, and has merged much of it."""
     draw = random.Random(seed)
-    session = Session.start(backbone, MemoryConfig.of("durable", budget=128 + 8 * (seed % 10)))
-    for step in range(12):
+    budget = budget or 128 + 8 * (seed % 10)
+    session = Session.start(backbone, MemoryConfig.of("durable", budget=budget))
+    for step in range(steps):
         lines = [
             f"A man in a {draw.choice(COLOURS)} coat leaves a {draw.choice(COLOURS)} "
             f"{draw.choice(THINGS)} in the {draw.choice(PLACES)}."

@@ -137,7 +137,10 @@ def ask_many(
         if number % 10 == 0:
             prompt = prompts[number // 10 % len(prompts)]
             chances = ask_plainly(server, list(prompt))
-            off = max(abs(a - b) for a, b in zip(chances, plain[prompt], strict=False))
+            # In bfloat16 a near tie may part the two after the first token.
+            shown = TOKENS if most == MOST else 1
+            both = zip(chances[:shown], plain[prompt], strict=False)
+            off = max(abs(ours - theirs) for ours, theirs in both)
             ordinary = found.notes.get("ordinary prompts off by", 0.0)
             found.notes["ordinary prompts off by"] = max(ordinary, round(off, 7))
 
@@ -188,7 +191,6 @@ def prove_family(
     family: str,
     folder: Path,
     python: Path,
-    port: int,
     *,
     many: bool,
     dtype: str = "float32",
@@ -218,8 +220,9 @@ def prove_family(
         del options["limit-mm-per-prompt"]
     # So few blocks have no room for all states and all that is in flight.
     options |= {"num-gpu-blocks-override": 40, "max-num-seqs": 16}
-    most = MOST if dtype == "float32" else 0.1
-    server = Server(python, folder, port, options)
+    # A logit near 16 is rounded to a sixteenth in bfloat16, here and there.
+    most = MOST if dtype == "float32" else 0.25
+    server = Server(python, folder, options)
     rows = list[Comparison]()
     count = count if many else 60
     with server.running():
@@ -253,14 +256,12 @@ def main() -> None:
     rows = list[Comparison]()
     print("| | questions | furthest log probability | answers | |\n|---|---|---|---|---|")
     with TemporaryDirectory() as made:
-        for number, family in enumerate(families):
+        for family in families:
             folder = (chosen.folder or Path(made)) / f"{family}-{chosen.dtype}"
-            port = 8200 + number
             for row in prove_family(
                 family,
                 folder,
                 chosen.python,
-                port,
                 many=not chosen.small,
                 dtype=chosen.dtype,
                 count=chosen.count,

@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -18,7 +19,9 @@ _PATIENCE_S = 900.0
 class Server:
     """A server of one model and a folder of states."""
 
-    def __init__(self, python: Path, folder: Path, port: int, options: dict[str, object]) -> None:
+    def __init__(self, python: Path, folder: Path, options: dict[str, object]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / f"server-{port}.log"
         settings = {"states": str(folder / "states"), "bias": options.pop("bias", True)}
@@ -76,7 +79,8 @@ class Server:
     def kill(self) -> None:
         """End it and its workers at once."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 

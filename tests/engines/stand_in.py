@@ -17,6 +17,7 @@ class StandIn:
     def __init__(self) -> None:
         self.states = dict[str, tuple[str, Session]]()
         self.asked = list[dict[str, Any]]()
+        self.keys = list[str | None]()
         self.replies = list[tuple[int, bytes]]()
         self.together = threading.Barrier(1)
         self._lock = threading.Lock()
@@ -69,8 +70,11 @@ def stand_in() -> Iterator[StandIn]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            engine.keys.append(self.headers["Authorization"])
             status, reply = engine.answer(body)
             self.send_response(status)
+            if status == 307:
+                self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(reply)
 

@@ -107,6 +107,15 @@ def test_no_weights_are_loaded_and_only_ids_of_the_vocabulary_are_sent(
     assert body["kv_transfer_params"]["state"] == "talk"
 
 
+def test_a_key_is_sent_to_the_engine(
+    asked: EngineSession, engine: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked.ask(QUESTION)
+    monkeypatch.setenv("PROTOKV_ENGINE_KEY", "secret")
+    asked.ask(QUESTION)
+    assert engine.keys == [None, "Bearer secret"]
+
+
 def test_evidence_is_refused_before_the_engine_is_asked(
     asked: EngineSession, engine: StandIn
 ) -> None:
@@ -120,6 +129,8 @@ def test_evidence_is_refused_before_the_engine_is_asked(
     [
         ((400, refuse("state talk: \x1b[31mno\nsuch")), r"refuses: state talk: \\x1b\[31mno such"),
         ((401, b""), "HTTP status 401"),
+        ((307, b""), "HTTP status 307"),
+        ((302, b""), "HTTP status 302"),
         ((500, b"<html>"), "HTTP status 500"),
         ((200, b"data: {broken\n\n"), "does not answer"),
         ((200, b'data: {"error": {"message": "it failed"}}\n\n'), "refuses: it failed"),

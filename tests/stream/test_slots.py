@@ -15,8 +15,15 @@ from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, StateCorrupt, StateNotFound
 from protokv.memories import MemoryConfig
 from protokv.slots import SlotsFile
+from protokv.state.reader import StateReader
 from protokv.stream.session import Session
-from protokv.stream.slots import count_slots, export_slots, find_lead, make_slots
+from protokv.stream.slots import (
+    count_slots,
+    digest_commit,
+    export_slots,
+    find_lead,
+    make_slots,
+)
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames, watched
@@ -154,6 +161,21 @@ class TestEveryMemory:
         session.save(path)
         export_slots(path, tmp_path / "talk.kv.safetensors", backbone=str(folder))
         assert SlotsFile(tmp_path / "talk.kv.safetensors").head.commit != found.head.commit
+
+    def test_states_of_one_length_have_different_commits(
+        self, backbone: Backbone, tmp_path: Path
+    ) -> None:
+        commits = set()
+        for first in (0, 50):
+            path = tmp_path / "talk.safetensors"
+            config = MemoryConfig.of("durable", budget=41)
+            watched(backbone, config, range(first, first + 4)).save(path)
+            state = StateReader.open(path).state
+            commits.add(digest_commit(state))
+            assert f'"digest":"{digest_commit(state)}"' in path.read_text(errors="replace").replace(
+                "\\", ""
+            )
+        assert len(commits) == 2
 
     def test_damage_is_found(self, folder: Path, backbone: Backbone, tmp_path: Path) -> None:
         session = watched(backbone, MemoryConfig.of("durable", budget=41), range(4))
