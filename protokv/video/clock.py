@@ -44,6 +44,12 @@ _LEAST_REORDERED = 8
 # many lengths of a frame: then a part is missing.
 _MISSING_STEPS = 0.75
 
+# Counters may go on by chance where a part of MPEG-TS is missing. After so many frames of one
+# length a gap before a key frame is no pause, unless it is longer than segments are, in seconds.
+_EVEN_FRAMES = 25
+_EVEN_S = 1e-4
+_LONGEST_SEGMENT_S = 60.0
+
 # FFmpeg marks one of the last packets before a join as corrupt, since counters of MPEG-TS begin
 # anew there. The next key frame is among this many packets after the mark.
 _MARKED_BEFORE = 4
@@ -72,6 +78,7 @@ class PacketTiming:
     declared_s: float | None = None
     confirmed_s: float = 0.0  # the latest end that a header or another stream states
     carried_s: float = math.inf  # the longest time that a file of these bytes can have
+    cuts: bool = False  # parts may be missing without a mark, as in MPEG-TS
     has_pts: bool = True  # the container has presentation times
     # without them: ticks from the decoding time of a packet to that of its frame
     delay: int = 0
@@ -131,6 +138,12 @@ class PacketClock:
         self._longest_s = 0.0  # the longest pause so far
         self._joined = 0  # ticks that all joins so far add
         self._moved = 0  # ticks that are added to stamps now: those of joins, and of damage
+        # The time of decoding of the last packet, how much later than the one before it that was,
+        # and how many in a row were so.
+        self._decoded: int | None = None
+        self._even_step = 0
+        self._even = 0
+        self._told = -1  # the stamp of a key frame before which a gap is noted
         # stamps of packets that are marked as corrupt only because a join follows
         self.excused: set[int] = set()
         end_s = timing.declared_s
@@ -158,6 +171,10 @@ class PacketClock:
                     self._read_ahead(packets, waiting, packet, ahead_s)
                     if self._settle_leap(packet, mark, last, list(map(_mark, waiting)), other):
                         yield None
+                if other:
+                    self._decoded = None
+                if self._timing.cuts and packet.dts is not None:
+                    self._note_cut(packet, mark + self._moved)
                 mark += self._moved
                 self._last = max(last, mark)
                 if packet.is_corrupt:
@@ -167,6 +184,26 @@ class PacketClock:
                 packet.pts = None if packet.pts is None else packet.pts + self._moved
                 packet.dts = None if packet.dts is None else packet.dts + self._moved
             yield packet
+
+    def _note_cut(self, packet: Any, mark: int) -> None:
+        """Note what is missing before a key frame of a stream whose frames have one length."""
+        seconds = self._timing.seconds
+        step = 0 if self._decoded is None else packet.dts - self._decoded
+        self._decoded = packet.dts
+        if abs(seconds(step - self._even_step)) <= _EVEN_S:
+            self._even += 1
+            return
+        gap_s = seconds(step - self._even_step)
+        if (
+            packet.is_keyframe
+            and self._even >= _EVEN_FRAMES
+            and seconds(self._even_step) < gap_s <= _LONGEST_SEGMENT_S
+        ):
+            if self._told != mark:
+                self._account.note_missing(self._timing.time_s(mark) - gap_s, gap_s)
+            return
+        self._even_step = step
+        self._even = 0
 
     def _is_late(self, mark: int) -> bool:
         return self._timing.time_s(mark) > self._limit_s
@@ -196,6 +233,7 @@ class PacketClock:
             self.excused.add(mark)
         elif key <= 1 and not torn:
             self.excused.add(mark)
+            self._told = found + self._moved
             time_s = self._timing.time_s(last + step)
             if ahead_s - step_s > _MISSING_STEPS * step_s:
                 self._account.note_missing(time_s, ahead_s - step_s)

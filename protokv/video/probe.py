@@ -365,6 +365,7 @@ def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Pa
         declared_s=declared_s or None,
         confirmed_s=confirmed_s,
         carried_s=carried_s,
+        cuts=name in ("mpegts", "hls"),
     )
 
 

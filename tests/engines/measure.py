@@ -27,7 +27,7 @@ DECODING = Decoding(max_new_tokens=16)
 
 
 def read_long_text(backbone: Any, seed: int) -> Session:
-    """Return a session that has read 2,500 tokens and keeps a fifth of them."""
+    """Return a session that has read 1,370 tokens and keeps a third of them as slots."""
     return material.read_text(backbone, seed, budget=512, steps=32)
 
 

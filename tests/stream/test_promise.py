@@ -32,12 +32,14 @@ from protokv.stream.promise import (
     measure_novelty,
 )
 from protokv.stream.session import Session
+from protokv.video.source import SourceInfo
 from tests.conftest import watched
 from tests.replay.rows import ROW
 
 if TYPE_CHECKING:
     from protokv.video import Source
 
+INFO = SourceInfo("v.mp4", "file", "pyav", "mp4", "h264", "yuv420p", 4, 4, 0, 2.0)
 TEXTS = ("What colour was the star?", "What colour was the disk?", "What colour was the ring?")
 
 
@@ -194,7 +196,7 @@ def test_rows_that_do_not_say_how_sure_they_are_cannot_calibrate() -> None:
 
 
 def test_a_standing_question_has_its_promise_in_its_news(session: Session, tmp_path: Path) -> None:
-    source = cast("Source", SimpleNamespace(info=SimpleNamespace(drawn=True)))
+    source = cast("Source", SimpleNamespace(info=INFO))
     asked = StandingQuestion(TEXTS[0], every_s=1.0, at_most_wrong=0.2, calibrations=str(tmp_path))
     with pytest.raises(ConfigError, match="nothing is calibrated"):
         StandingAsker(session, [asked], [], source, StreamSegment())

@@ -151,3 +151,31 @@ def test_a_recording_that_goes_on_is_a_join_and_a_part_that_lacks_is_missing(
                 else:
                     assert source.damage.ok
                     assert "at 2.00 s another recording is joined" in source.notes[0]
+
+
+def count_on(parts: list[bytes]) -> bytes:
+    """Join MPEG-TS so that the counters of its packets go on."""
+    data = bytearray(b"".join(parts))
+    last = dict[int, int]()
+    for at in range(0, len(data), 188):
+        pid = (data[at + 1] & 31) << 8 | data[at + 2]
+        if data[at + 3] & 0x10:
+            last[pid] = (last.get(pid, -1) + 1) & 15
+            data[at + 3] = data[at + 3] & 0xF0 | last[pid]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("gap_ms", [0, 120, 1000, 2000, 9000, 900_000])
+def test_a_part_is_missing_although_the_counters_go_on(gap_ms: int, tmp_path: Path) -> None:
+    """A pause may be as short where frames come as they like, or longer than a segment is."""
+    parts = [write_part(tmp_path / "a.ts", 40, 50)]
+    parts.append(write_part(tmp_path / "b.ts", 40 + 2000 + gap_ms, 50))
+    (tmp_path / "x.ts").write_bytes(count_on(parts))
+    missing = 0 < gap_ms < 60_000
+    with piped((tmp_path / "x.ts").read_bytes()) as address:
+        for one in (tmp_path / "x.ts", address):
+            with open_source(one) as source:
+                assert len(list(source.frames())) == 100
+                assert source.damage.frames_lost == pytest.approx(missing * gap_ms / 40, abs=1)
+                said = f"{gap_ms / 1000:.3g} s are missing" in source.damage.message
+                assert said is missing
