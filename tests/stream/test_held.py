@@ -147,7 +147,11 @@ def test_angles_that_lengthen_keys_do_so_once(kind: str, memory: str) -> None:
         ("JetMoe", {"kv_channels": 16}, "changes its keys"),
         ("DiffLlama", {}, "changes its values"),
         ("Doge", {}, "mask for each head"),
-        ("GPTJ", {"n_embd": 64, "n_head": 4, "n_layer": 3, "rotary_dim": 8}, "as expected|undo"),
+        (
+            "GPTJ",
+            {"n_embd": 64, "n_head": 4, "n_layer": 3, "rotary_dim": 8},
+            "as expected|undo|be set",
+        ),
         ("Bloom", {"n_head": 4, "n_layer": 3}, "cannot be set"),
         ("Gemma", {"head_dim": 16, "use_bidirectional_attention": True}, "see later ones"),
     ],
