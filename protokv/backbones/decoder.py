@@ -32,7 +32,7 @@ class LanguageDecoder:
 
     model: Any
     config: Any  # settings of its text
-    position_components: int  # P, position components: 3 with M-RoPE, else 1
+    position_components: int  # P, position components: those of M-RoPE, else 1
 
     def __init__(self, model: Any) -> None:
         """Read a model. ConfigError: it is none, or it rotates keys in a way that is not known."""
@@ -45,7 +45,10 @@ class LanguageDecoder:
         self.module: Any = module
         found = [one for one in module.modules() if type(one).__name__.endswith("RotaryEmbedding")]
         self._rotary = found[0] if found else None
-        self.position_components = 3 if hasattr(self._rotary, "mrope_section") else 1
+        sections = getattr(self._rotary, "mrope_section", None) or [1]
+        if isinstance(sections, dict):  # of each kind of layer
+            sections = sections.get("full_attention") or [1]
+        self.position_components = len(sections)
         # The order of the model's angles in which those of a key's halves stand; None: as they are.
         self._angle_order: Tensor | None = None
         self._layout = self._find_layout(sys.modules[type(module).__module__])
@@ -65,7 +68,11 @@ class LanguageDecoder:
         )
         # Without what renews its rates by the highest position: reading changes no model.
         turn = unwrap(type(self._rotary).forward)
-        cos, sin = turn(self._rotary, torch.zeros((), device=device), ids.to(device), **named)
+        turned = turn(self._rotary, torch.zeros((), device=device), ids.to(device), **named)
+        if not isinstance(turned, tuple):
+            why = f"{type(self._rotary).__name__} gives complex angles, which no memory can undo"
+            raise ConfigError(why, hint="use a model whose angles are a cosine and a sine")
+        cos, sin = turned
         factor = getattr(self._rotary, "attention_scaling", 1.0)
         factor = getattr(self._rotary, "full_attention_attention_scaling", factor)
         if factor != 1:
@@ -114,7 +121,7 @@ class LanguageDecoder:
         return positions.T if positions.shape[1] == 1 else positions.T[:, None]
 
     def position_ids(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return position ids `[3, 1, T]` of new tokens, from 0: of pictures by the model's own
+        """Return position ids `[P, 1, T]` of new tokens, from 0: of pictures by the model's own
         rule, else of text.
         """
         ids: Tensor = inputs["input_ids"]

@@ -21,7 +21,7 @@ from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCa
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import StreamModel
 from protokv.core.modes import plain_tensors
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, ProtoKVError
 from protokv.machine import is_out_of_memory
 
 _ARGUMENTS: Final = ("cache", "past_key_values")
@@ -40,16 +40,24 @@ class HeldModel(LanguageDecoder, StreamModel):
         if model.training:
             why = "the model is being trained, and nothing is trained through a memory"
             raise ConfigError(why, hint="call model.eval()")
+        if model.config.is_encoder_decoder:
+            why = f"{type(model).__name__} reads an encoder as well, which no memory holds"
+            raise ConfigError(why, hint="use a model that has a decoder alone")
+        self.config = model.config.get_text_config(decoder=True)
+        before = self.config._attn_implementation
         try:
-            super().__init__(model)
             self.layer_kinds = [kind for kind, _ in StreamCache(self).kinds]
+            super().__init__(model)
             self._use_our_attention()
             self._probe()
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            if is_out_of_memory(error):
+        except Exception as error:  # code of any model may raise any error
+            if self.config._attn_implementation != before:
+                self.module.set_attn_implementation(before)
+            if isinstance(error, ProtoKVError) or is_out_of_memory(error):
                 raise
-            why = f"a token is not forwarded by {type(model).__name__} as expected: {error}"
-            raise ConfigError(why.splitlines()[0], hint="use another model") from error
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            why = f"{type(model).__name__} does not forward a token as expected ({what})"
+            raise ConfigError(why, hint="use another model") from error
         family = find_family(model.config.model_type)
         self.frames_per_step, self.default_fps = family.read_rate(model.config)
         self.settings = {}
@@ -77,8 +85,9 @@ class HeldModel(LanguageDecoder, StreamModel):
         weight = self.module.get_input_embeddings().weight
         # Weights that are offloaded are on no device, and their hooks move what they are given.
         device = "cpu" if weight.is_meta else weight.device
-        half = torch.finfo(weight.dtype).bits < 32
-        rotated = self.find_rotated(read, 0.1 if half else 1e-3)
+        error = 0.1 if torch.finfo(weight.dtype).bits < 32 else 1e-3
+        rotated = self.find_rotated(read, error)
+        self._check_order(len(weight) // 2, device, error)
         keys = layers[0].read()[0]
         self.layers = len(layers)
         self.kv_heads, _, self.head_size = keys.shape
@@ -86,6 +95,15 @@ class HeldModel(LanguageDecoder, StreamModel):
         self.layer_devices = [layer.device for layer in layers]
         self.device = self.layer_devices[0]
         self.rotated = rotated if len(set(rotated)) > 1 else None
+
+    @plain_tensors()
+    def _check_order(self, word: int, device: Any, error: float) -> None:
+        """Refuse a decoder of which a token changes with the one after it. ConfigError."""
+        ids = torch.tensor([[word, word - 1], [word, word + 1]], device=device)
+        one, other = self.module(input_ids=ids, use_cache=False)[0][:, 0].float()
+        if float((one - other).abs().max()) > error * float(one.abs().max()):
+            why = f"tokens of {type(self.model).__name__} see later ones, which a stream has not"
+            raise ConfigError(why, hint="use a model whose attention is causal")
 
     def identify(self) -> None:
         """Find out which model this is; its weights may have changed."""
@@ -124,6 +142,9 @@ def _find_cache(named: dict[str, Any]) -> Any:
 def _begin_call(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Tell a cache that a model is called."""
     if cache := _find_cache(named):
+        if named.get("use_cache") is False:
+            why = "use_cache=False reads the memory for the first token of an answer alone"
+            raise ConfigError(why, hint="leave use_cache out")
         cache.refuse_again(named.get("input_ids"))
         cache.begin(called=True)
 
@@ -134,8 +155,9 @@ def _begin_tokens(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
         named = signature(module.forward).bind_partial(*arguments).arguments | named
     if cache := _find_cache(named):
         ids = named.get("position_ids")
-        # The first of four rows counts tokens, for masks.
-        where = None if ids is None else ids[-3:, 0].T if ids.ndim == 3 else ids[0, :, None]
+        # A row before those of M-RoPE counts tokens, for masks.
+        rows = cache.decoder.position_components
+        where = None if ids is None else ids[-rows:, 0].T if ids.ndim == 3 else ids[0, :, None]
         cache.begin(where, named.get("attention_mask"))
 
 

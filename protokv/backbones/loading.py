@@ -367,7 +367,15 @@ def read_generation_config(config: Any) -> Decoding:
 def digest_model_parameters(model: Any) -> str:
     """Return sha256 over a sample of each weight of a model, and its active adapters."""
     digest = hashlib.sha256()
-    for name, weight in _list_plain_weights(model):
+    weights = _list_plain_weights(model)
+    for name, weight in model.named_parameters():
+        weights += _list_quantized_parts(name, weight.detach())
+    for path, module in model.named_modules():
+        passing = module._non_persistent_buffers_set
+        for name, buffer in module.named_buffers(path, recurse=False):
+            if name.rpartition(".")[2] not in passing and not buffer.is_meta:
+                weights.append((name, buffer))
+    for name, weight in weights:
         digest.update(name.encode() + _sample(weight))
     for name, module in model.named_modules():
         # Layers with adapters, of peft. A model has a method of this name.
@@ -375,6 +383,18 @@ def digest_model_parameters(model: Any) -> str:
             active = (module.active_adapters, module.disable_adapters)
             digest.update(f"{name} {active}".encode())
     return digest.hexdigest()
+
+
+def _list_quantized_parts(name: str, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Return the plain tensors that a quantized weight consists of, which torch names."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return []
+    found = list[tuple[str, torch.Tensor]]()
+    for part in weight.__tensor_flatten__()[0]:
+        held = getattr(weight, part)
+        inner = f"{name}.{part}"
+        found += _list_quantized_parts(inner, held) or [(inner, held)]
+    return found
 
 
 def _list_plain_weights(model: Any) -> list[tuple[str, torch.Tensor]]:

@@ -40,16 +40,18 @@ CACHE_ARGUMENT: Final = (
 ATTENTION_HINT: Final = 'set it by model.set_attn_implementation("protokv")'
 _KNOWN: Final = frozenset(
     {
+        "assistant_tokenizer",
         "cache_position",
         "dropout",
         "is_causal",
         "logits_to_keep",
         "position_ids",
         "return_dict",
+        "tokenizer",
         "use_cache",
     }
 )
-"""Keywords of attention that change nothing where nothing is trained."""
+"""Keywords that change nothing where nothing is trained; `generate` hands on some of its own."""
 _LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 

@@ -278,11 +278,12 @@ class Cache(StreamCache):
         self.stream.save(path)
 
     @classmethod
-    def load(cls, path: StatePath, model: Any) -> Self:
+    def load(cls, path: StatePath, model: Any, processor: Any = None) -> Self:
         """Return a cache that goes on with a state, whether `save` or a session left it, with the
         same model in the same dtype on any device.
 
-        StateError if nothing is there, it is damaged, or another model made it.
+        With a processor, as of `watch`, a question may be its text alone. StateError if nothing is
+        there, it is damaged, or another model made it.
         """
         state = load_state(path)
         held = HeldModel(model)
@@ -292,6 +293,8 @@ class Cache(StreamCache):
         cache._rate = state.clock.fps
         cache._sink = 0
         cache._open(Stream.restore(state, held))
+        if processor is not None:
+            cache._backbone = read_prompt(model, processor)
         return cache
 
     def step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,7 +341,8 @@ class Cache(StreamCache):
         if isinstance(inputs, str):
             if self._backbone is None:
                 why = "the cache has not watched, so it knows no prompt for a text"
-                raise ConfigError(why, hint="call cache.watch(...), or give a processor's inputs")
+                hint = "protokv.Cache.load(path, model, processor) does, or give inputs of ids"
+                raise ConfigError(why, hint=hint)
             inputs = {"input_ids": make_ids(self._backbone, self._backbone.suffix_ids(inputs))}
         ids = _admit(inputs).get("input_ids")
         if ids is None:

@@ -149,6 +149,7 @@ def test_angles_that_lengthen_keys_do_so_once(kind: str, memory: str) -> None:
         ("Doge", {}, "mask for each head"),
         ("GPTJ", {"n_embd": 64, "n_head": 4, "n_layer": 3, "rotary_dim": 8}, "as expected|undo"),
         ("Bloom", {"n_head": 4, "n_layer": 3}, "cannot be set"),
+        ("Gemma", {"head_dim": 16, "use_bidirectional_attention": True}, "see later ones"),
     ],
 )
 def test_attention_that_a_memory_does_not_serve_is_refused_before_a_token_is(
@@ -158,6 +159,41 @@ def test_attention_that_a_memory_does_not_serve_is_refused_before_a_token_is(
         pytest.skip("this version of transformers has no such family")
     with pytest.raises(ConfigError, match=said):
         protokv.Cache(make(name, **settings))
+
+
+def test_a_model_with_an_encoder_is_refused() -> None:
+    sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in HALF}
+    config = transformers.BartConfig(vocab_size=96, d_model=16, **sizes)
+    model = transformers.BartForConditionalGeneration(config).eval()
+    with pytest.raises(ConfigError, match="reads an encoder as well"):
+        protokv.Cache(model)
+
+
+HALF = ("layers", "attention_heads", "ffn_dim")
+
+
+def test_angles_that_are_complex_are_refused() -> None:
+    config = transformers.Llama4TextConfig(
+        **BASE | {"intermediate_size_mlp": 48, "head_dim": 16, "num_local_experts": 2}
+    )
+    model = transformers.Llama4ForCausalLM(config).eval()
+    with pytest.raises(ConfigError, match="complex angles"):
+        protokv.Cache(model)
+
+
+@pytest.mark.parametrize("kind", [AssertionError, ImportError, KeyError, NotImplementedError])
+def test_whatever_a_model_raises_at_its_first_token_is_one_line(llama: Any, kind: Any) -> None:
+    model = copy.deepcopy(llama)
+    model.set_attn_implementation("eager")
+
+    def fail(*_: Any) -> None:
+        raise kind("there is no kernel\nof this size")
+
+    model.model.layers[1].mlp.register_forward_hook(fail)
+    with pytest.raises(ConfigError, match="there is no kernel") as told:
+        protokv.Cache(model)
+    assert "\n" not in told.value.message
+    assert model.config._attn_implementation == "eager"
 
 
 @contextmanager
@@ -292,6 +328,50 @@ def test_a_state_is_of_the_adapter_that_was_active(llama: Any, tmp_path: Path) -
         setattr(layer, name, value)
         with pytest.raises(StateMismatch, match="weights_digest"):
             protokv.Cache.load(path, model)
+
+
+class Quantized(torch.nn.Module):
+    """A layer with integers and their scale, as quantizers leave it in buffers."""
+
+    integers: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("integers", (layer.weight.detach() / scale).round().to(torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.integers * self.scale)
+
+
+def quantize(model: Any) -> Any:
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        for name, one in list(layer.mlp.named_children()):
+            if isinstance(one, torch.nn.Linear):
+                setattr(layer.mlp, name, Quantized(one))
+    return model
+
+
+def test_a_state_is_of_the_integers_of_a_quantized_model(llama: Any, tmp_path: Path) -> None:
+    model = quantize(llama)
+    path = tmp_path / "quantized.safetensors"
+    steps, (question,) = texts(6), texts(1, seed=2)
+    cache = protokv.Cache(model, 400, center_bits=32)
+    feed(model, cache, steps)
+    asked = ask(model, cache, question)
+    with torch.no_grad():
+        expected = model(torch.cat((*steps, question), 1)).logits[0, -10:]
+    torch.testing.assert_close(asked, expected, atol=5e-4, rtol=5e-4)
+    cache.save(path)
+    assert torch.equal(ask(model, protokv.Cache.load(path, model), question), asked)
+    other = copy.deepcopy(model)
+    other.model.layers[2].mlp.up_proj.integers[0, 0] += 1
+    for one in (other, llama):
+        with pytest.raises(StateMismatch, match="weights_digest"):
+            protokv.Cache.load(path, one)
 
 
 def test_a_memory_that_failed_within_a_step_is_of_no_use(

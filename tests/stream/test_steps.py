@@ -53,6 +53,9 @@ def test_steps_of_frames_are_the_prompt_of_the_processor(family: str, tmp_path: 
     expected = upstream.model(**card).logits[0, -1]
     torch.testing.assert_close(own, expected, atol=5e-4, rtol=5e-4)
     assert cache.steps == STEPS
+    cache.save(tmp_path / "seen.safetensors")
+    again = protokv.Cache.load(tmp_path / "seen.safetensors", model, tokenizer)
+    assert torch.equal(model(**again.question(QUESTION)).logits[0, -1], own)
 
 
 def test_a_family_that_is_told_no_times_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""`generate` with a question of `protokv.Cache`, in every mode that transformers has.
+
+It answers as over the whole text, or one line refuses it; asking changes nothing.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingCriteriaList
+
+import protokv
+from protokv.errors import ConfigError
+from tests.core.streams import copy_of, same
+from tests.stream.test_held import ANSWER, feed, make, texts
+
+
+class _Streamer:
+    """Takes tokens as a streamer of transformers does."""
+
+    def put(self, tokens: Tensor) -> None:
+        """Take some."""
+
+    def end(self) -> None:
+        """Hear that there are no more."""
+
+
+def _make_words() -> Any:
+    """Return a tokenizer for which each id is a word; stop strings ask it."""
+    # transformers tells the words of a tokenizer apart by this prefix.
+    words = Tokenizer(WordLevel({"abcdef": 0} | {f"w{i}.": i for i in range(1, 96)}))
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+
+def _favour(ids: Tensor, scores: Tensor) -> Tensor:
+    """Return other scores, as a logits processor of a user does."""
+    return scores + torch.arange(scores.shape[-1]) / 50
+
+
+def _stop(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+    return ids[:, -1] % 3 == 0
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sample": {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 9, "min_p": 0.01},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+    "early exit": {"assistant_early_exit": 2},
+    "streamer": {"streamer": _Streamer()},
+    "dictionary": {"return_dict_in_generate": True, "output_scores": True, "output_logits": True},
+    "hidden states": {"return_dict_in_generate": True, "output_hidden_states": True},
+    "logits processor": {"logits_processor": LogitsProcessorList([_favour])},
+    "stopping criterion": {"stopping_criteria": StoppingCriteriaList([_stop])},
+    "stop strings": {"stop_strings": ["w20."], "tokenizer": _make_words()},
+    "forbidden words": {"bad_words_ids": [[7]], "suppress_tokens": [9], "min_new_tokens": 4},
+    "biased words": {"sequence_bias": {(11,): -2.0}, "renormalize_logits": True},
+    "guidance": {"guidance_scale": 1.5},
+    "prefill in chunks": {"prefill_chunk_size": 2},
+    "most seconds": {"max_time": 1000.0},
+    "ends": {"eos_token_id": [2, 20]},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 2},
+    "beam sample": {"num_beams": 2, "do_sample": True},
+    "several sequences": {"do_sample": True, "num_return_sequences": 2},
+    "no cache": {"use_cache": False},
+}
+Setup = tuple[Any, protokv.Cache, Tensor, Tensor]
+
+
+@pytest.fixture(scope="module")
+def setup() -> Setup:
+    model = make("Llama")
+    cache = protokv.Cache(model, 400, center_bits=32)
+    steps = texts(6)
+    feed(model, cache, steps)
+    (question,) = texts(1, 6, seed=77)
+    return model, cache, question, torch.cat((*steps, question), 1)
+
+
+def answer(model: Any, inputs: dict[str, Any], mode: dict[str, Any]) -> list[int]:
+    torch.manual_seed(0)
+    found = model.generate(**inputs, **ANSWER | mode)
+    return getattr(found, "sequences", found)[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_an_answer_is_that_of_the_whole_text_in_every_mode(setup: Setup, mode: str) -> None:
+    model, cache, question, whole = setup
+    before = copy_of(cache.stream)
+    expected = answer(model, {"input_ids": whole}, MODES[mode])
+    for _ in range(2):
+        assert answer(model, cache.question({"input_ids": question}), MODES[mode]) == expected
+    assert same(copy_of(cache.stream), before)
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_an_assistant_changes_no_answer(setup: Setup, layers: int) -> None:
+    model, cache, question, whole = setup
+    mode = {"assistant_model": make("Llama", num_hidden_layers=layers)}
+    before = copy_of(cache.stream)
+    expected = answer(model, {"input_ids": whole}, {})
+    assert answer(model, cache.question({"input_ids": question}), mode) == expected
+    assert same(copy_of(cache.stream), before)
+
+
+@pytest.mark.parametrize("mode", list(REFUSED))
+def test_a_mode_that_no_memory_serves_is_refused_and_leaves_nothing(
+    setup: Setup, mode: str
+) -> None:
+    model, cache, question, _ = setup
+    before = copy_of(cache.stream)
+    with pytest.raises(ConfigError, match=r"one stream|use_cache"):
+        answer(model, cache.question({"input_ids": question}), REFUSED[mode])
+    assert same(copy_of(cache.stream), before)
+
+
+def test_another_cache_beside_that_of_a_question_is_refused(setup: Setup) -> None:
+    model, cache, question, _ = setup
+    before = copy_of(cache.stream)
+    for kind in ("static", "dynamic", "quantized"):
+        with pytest.raises(ValueError, match="Passing both"):
+            answer(model, cache.question({"input_ids": question}), {"cache_implementation": kind})
+    assert same(copy_of(cache.stream), before)
