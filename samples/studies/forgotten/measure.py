@@ -4,10 +4,10 @@ found.
     python measure.py FOLDER                # watch and ask; continues an interrupted run
     python measure.py --report FOLDER       # the tables of README.md
 
-Worlds with 20 distracting events a minute, half of which look like the evidence. To each question
-of the delay study comes one of its type about what the world never shows: any answer to it is
-wrong. Some worlds calibrate, and others test: of the same kind, twice as long, with half of the
-budget, and with questions of another kind.
+Worlds with 20 distracting events a minute, half of which look like the evidence. Questions about
+what a world shows are joined by questions of these types about what it never shows: any answer to
+them is wrong. Some worlds calibrate, and others test: of the same kind, twice as long, and with a
+quarter of the budget. Questions of another kind are not asked, but refused by their words.
 """
 
 from __future__ import annotations
@@ -107,6 +107,9 @@ def report(folder: Path) -> None:
     for memory, one in made.items():
         for promise in PROMISES:
             least = one.find_threshold(promise)
+            if least is None:
+                print(f"| {memory} | {promise:.0%} | cannot be promised | | | | |")
+                continue
             for name, answers in rows.items():
                 own = [row for row in answers if row.memory == memory]
                 print(describe(memory, promise, name, own, least))
@@ -115,10 +118,10 @@ def report(folder: Path) -> None:
 
 
 def describe(
-    memory: str, promise: float, name: str, rows: Sequence[AnswerRow], least: float | None
+    memory: str, promise: float, name: str, rows: Sequence[AnswerRow], least: float
 ) -> str:
     """Return a row of the table."""
-    given = [row for row in rows if least is not None and (row.mean_logprob or 0.0) >= least]
+    given = [row for row in rows if (row.mean_logprob or 0.0) >= least]
     nothing = [row for row in rows if row.expected == NOTHING]
     withheld = [row for row in nothing if row not in given]
     shares = [
