@@ -224,6 +224,15 @@ class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
 MEMORIES: Final = MemoryRegistry()
 
 
+def choose_memory(
+    memory: str | MemoryConfig, budget: int | str, settings: Mapping[str, Any]
+) -> MemoryConfig:
+    """Return the settings of a memory by its name, or as they are."""
+    if isinstance(memory, MemoryConfig):
+        return memory
+    return MemoryConfig.of(memory, budget=budget, **settings)
+
+
 @cache
 def read_field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | None]]:
     """Return of each field of a config class its type, and the least and greatest value of a

@@ -28,7 +28,7 @@ from protokv.core.context import Context
 from protokv.core.memory import Memory, SingleDeviceMemory
 from protokv.core.modes import plain_tensors
 from protokv.core.parts import PositionedStep
-from protokv.core.settings import check_sampled_fps
+from protokv.core.settings import check_sampled_fps, choose_memory
 from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import count_bytes
 from protokv.errors import ConfigError
@@ -455,15 +455,6 @@ class Cache(StreamCache):
         if self._clock is not self.stream.clock:
             why = "the cache that this one was forked from has taken a step since"
             raise ConfigError(why, hint="ask with a new fork")
-
-
-def choose_memory(
-    memory: str | MemoryConfig, budget: int | str, settings: Mapping[str, Any]
-) -> MemoryConfig:
-    """Return the settings of a memory by its name, or as they are."""
-    if isinstance(memory, MemoryConfig):
-        return memory
-    return MemoryConfig.of(memory, budget=budget, **settings)
 
 
 def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from protokv.backbones.decoder import require_model_object
 from protokv.backbones.registry import wrap_model
 from protokv.core.attention import ATTENTION_NAME
+from protokv.core.settings import choose_memory
 from protokv.errors import ConfigError
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.state.store import StatePath
-from protokv.stream.cache import choose_memory
 from protokv.stream.opening import load
 from protokv.stream.session import Session
 
