@@ -3,10 +3,10 @@
 A `Calibration` is made of answers that are known to be right or wrong (`replay.calibrate`). An
 answer whose mean log probability is below a threshold is withheld. Half of the questions choose
 where the test begins. The other half tests: from that threshold down, each is tried by the binomial
-tail until one fails. So in nine of ten calibrations
-the promise holds for questions like those. The method is Learn then Test with fixed sequence
-testing (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052) for selective prediction
-(Geifman and El-Yaniv 2017, https://arxiv.org/abs/1705.08500).
+tail until one fails. So the promise holds in nine of ten calibrations, for questions like those.
+The method is Learn then Test with fixed sequence testing (Angelopoulos et al. 2021,
+https://arxiv.org/abs/2110.01052) for selective prediction (Geifman and El-Yaniv 2017,
+https://arxiv.org/abs/1705.08500).
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class PromiseRule:
     threshold: float
 
     def decide(self, answer: Answer, stream: Stream) -> Answer:
-        """Return an answer with its `Promise`; one that is withheld has the text `UNKNOWN`."""
+        """Return an answer with its `Promise`; one that is withheld has the text
+        `UNKNOWN`, and its tokens are not told.
+        """
         known = self.calibration
         least, most = known.shares
         share = measure_kept_share(stream.config.budget, stream.clock.tokens_seen)
@@ -108,7 +110,9 @@ class PromiseRule:
             videos=known.videos,
             types=known.types,
         )
-        return replace(answer, text=UNKNOWN if why else answer.text, promise=promise)
+        if why:
+            answer = replace(answer, text=UNKNOWN, chances=None)
+        return replace(answer, promise=promise)
 
     def hold_back(
         self, pieces: Generator[str, None, Answer], stream: Stream

@@ -137,7 +137,7 @@ def session(tiny: Backbone) -> Session:
 def test_an_answer_is_given_above_the_threshold_and_withheld_below(
     session: Session, tmp_path: Path
 ) -> None:
-    decoding = Decoding(max_new_tokens=3)
+    decoding = Decoding(max_new_tokens=3, top_logprobs=1)
     plain = session.ask(TEXTS[0], decoding)
     for sure, known in ((plain.mean_logprob - 0.1, True), (plain.mean_logprob + 0.1, False)):
         calibrate(session, tmp_path, sure)
@@ -148,6 +148,7 @@ def test_an_answer_is_given_above_the_threshold_and_withheld_below(
         assert answer.text == (plain.text if known else UNKNOWN)
         assert answer.promise is not None
         assert answer.promise.known is known
+        assert (answer.chances is None) is not known
         assert answer.evidence is not None
         other = session.ask("How many dogs are there?", decoding, promise=rule)
         assert other.promise is not None
