@@ -325,7 +325,8 @@ class Answerer:
         if answer.promise is not None:
             row["promise"] = asdict(answer.promise)
             if self.shows:
-                self.out.note(format_promise_line(answer, self.places))
+                for line in format_promise_lines(answer, self.places):
+                    self.out.note(line, once=True)
         if self.notice:
             row["notice"] = self.notice
             self.out.note(f"Note: {self.notice}", once=not self.shows)
@@ -414,7 +415,7 @@ def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) 
     )
 
 
-def format_promise_line(answer: Answer, places: Sequence[VideoPlace] = ()) -> str:
+def format_promise_lines(answer: Answer, places: Sequence[VideoPlace] = ()) -> list[str]:
     """Return lines that say what is promised, and of an answer that is withheld why it is and where
     to look.
     """
@@ -427,7 +428,7 @@ def format_promise_line(answer: Answer, places: Sequence[VideoPlace] = ()) -> st
         f"{promise.videos} videos)"
     ]
     if not promise.known:
-        lines.append(f"Withheld: {promise.why}")
+        lines.append(f'Withheld "{shorten_text(answer.question)}": {promise.why}')
     if not promise.known and answer.evidence and answer.evidence.spans:
         lines.append(f"Look at {format_spans(answer.evidence.spans, places)}")
-    return "\n".join(lines)
+    return lines
