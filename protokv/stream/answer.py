@@ -28,15 +28,15 @@ class Answer:
     """One answer and its cost."""
 
     question: str
-    text: str  # the generated answer
-    stream_time_s: float  # stream time at which it was asked
-    ttft_ms: float  # from the arrival of the question to the first token
-    total_ms: float  # to the last one
+    text: str = ""  # the generated answer
+    stream_time_s: float = 0.0  # stream time at which it was asked
+    ttft_ms: float = 0.0  # from the arrival of the question to the first token
+    total_ms: float = 0.0  # to the last one
     # slots of memory that attention could see, and tokens of steps that were read again
-    context_tokens: int
-    tokens: int  # generated tokens
+    context_tokens: int = 0
+    tokens: int = 0  # generated tokens
     # mean log probability, in nats, of its tokens and its end: how sure the model is
-    mean_logprob: float
+    mean_logprob: float = 0.0
     # the stream times that the answer stands on; None unless asked for
     evidence: Evidence | None = None
     # also: it has the most tokens allowed, or it repeated itself

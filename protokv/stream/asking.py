@@ -111,18 +111,8 @@ class AskedStream(Stream):
         ids, kept = self.backbone.question_ids(question, turns, system)
         reading = self.read_question(ids, record=evidence, answer_tokens=decoding.max_new_tokens)
         found = self._find_evidence(ids, reading) if evidence else None
-        answer = Answer(
-            question,
-            text="",
-            stream_time_s=self.clock.stream_time_s,
-            ttft_ms=0.0,
-            total_ms=0.0,
-            context_tokens=0,
-            tokens=0,
-            mean_logprob=0.0,
-            evidence=found,
-            turns=kept,
-        )
+        stream_s = self.clock.stream_time_s
+        answer = Answer(question, stream_time_s=stream_s, evidence=found, turns=kept)
         if firsts:
             likely = reading.logits[-1].log_softmax(-1)
             each = torch.stack([likely[own].logsumexp(0) for own in firsts])

@@ -160,17 +160,8 @@ class EngineSession(Session):
             "max_tokens": 1 if firsts else decoding.max_new_tokens,
             "logprobs": decoding.top_logprobs or 0,
         }
-        answer = Answer(
-            question,
-            text="",
-            stream_time_s=self.clock.stream_time_s,
-            ttft_ms=0.0,
-            total_ms=0.0,
-            context_tokens=self.slots,
-            tokens=0,
-            mean_logprob=0.0,
-            turns=kept,
-        )
+        stream_s = self.clock.stream_time_s
+        answer = Answer(question, stream_time_s=stream_s, context_tokens=self.slots, turns=kept)
         if firsts:
             wanted = sorted({token for each in firsts for token in each})
             body |= {"logprob_token_ids": wanted, "logprobs": len(wanted)}
