@@ -30,9 +30,10 @@ CONFIDENCE: Final = 0.9
 UNKNOWN: Final = "I do not know"
 _THRESHOLDS: Final = 20
 _OTHER_SHARE: Final = 1.25
-"""How far the share of tokens kept may lie outside of those that were calibrated."""
+"""The share of tokens kept may lie outside of the calibrated range by this factor."""
 _USUAL: Final = 0.95
-"""Share of calibrated questions that lie as near to another one as a question must."""
+"""A question is known if it is as near to a calibrated one as this share of them are to each other.
+"""
 
 
 class ScoredAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -156,8 +157,8 @@ def find_promise_rule(stream: Stream, folder: Path, at_most_wrong: float) -> Pro
     if threshold is None:
         raise ConfigError(
             f"{name} cannot promise at most {at_most_wrong:.0%} wrong: it tested "
-            f"{len(nearest.tests)} answers, and its {count_needed_answers(at_most_wrong)} surest "
-            "must all be right, or more with few wrong",
+            f"{len(nearest.tests)} answers, and needs {count_needed_answers(at_most_wrong)} sure "
+            "ones that are all right, or more with few wrong ones",
             hint="promise less, calibrate with more questions, or keep more tokens",
         )
     return PromiseRule(name, nearest, at_most_wrong, threshold)
