@@ -11,6 +11,7 @@ not. It takes ten minutes on two cores.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections import defaultdict
@@ -205,7 +206,8 @@ def make(made: Any, auto_class: Any) -> Any:
     own = {
         text.attribute_map[name]: one for name, one in TEXT.items() if name in text.attribute_map
     }
-    shrink(config, TEXT | own, {getattr(text, "hidden_size", 0): TEXT["hidden_size"]})
+    wide = getattr(text, "hidden_size", None)
+    shrink(config, TEXT | own, {wide: TEXT["hidden_size"]} if wide else {})
     for name, value in GIVEN.get(made.model_type, {}).items():
         config[name] = config[name] | value if isinstance(config.get(name), dict) else value
     for number, name in enumerate(sorted(config)):
@@ -276,7 +278,8 @@ def try_family(config_class: Any, auto_class: Any) -> str:
             found = try_model(make(made, kind))
             return said if found == "served" else found
         except ProtoKVError as error:
-            return f"refused: {error.message}"
+            name = r"\b[A-Z]\w+(Model|For\w+|Decoder|Attention)\b"
+            return "refused: " + re.sub(name, "it", error.message)
         except Exception as error:
             why = why or f"not tried: no tiny model of it runs ({type(error).__name__})"
     return why
