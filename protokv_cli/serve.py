@@ -68,7 +68,11 @@ class _SessionFlags(Flags, panel="Sessions that clients feed with frames"):
     """How many there may be, and when they are committed."""
 
     most: int = option(
-        "--sessions COUNT", "The most at once; 0: none.", TOP_PANEL, default=0, min=0
+        "--sessions COUNT",
+        "The most at once, conversations with pictures too; 0: none.",
+        TOP_PANEL,
+        default=0,
+        min=0,
     )
     every: str | None = option(
         "--every TIME", "As for ingest. Default: each minute.", parse=parse_every
