@@ -377,7 +377,11 @@ def test_a_schema_within_schemas_is_refused_and_so_is_one_beside_choices(
     for _ in range(150):
         deep = schema(a=deep)
     messages = [{"role": "user", "content": QUESTION}]
-    asked: dict[str, Any] = {"model": "door", "messages": messages, "response_format": ask_for(deep)}
+    asked: dict[str, Any] = {
+        "model": "door",
+        "messages": messages,
+        "response_format": ask_for(deep),
+    }
     assert strict.post("/v1/chat/completions", json=asked).status_code == 400
     asked |= {"response_format": ask_for({"enum": ["red", "green"]}), "choices": ["red", "blue"]}
     reply = strict.post("/v1/chat/completions", json=asked)
