@@ -153,7 +153,7 @@ class _Batch:
         lines = [backbone.text_positions(one.position, len(one.wanted)) for one in some]
         embedded = backbone.embed_token(torch.cat([one.wanted for one in some]))
         hidden = backbone.forward(embedded, torch.cat(lines), cache)
-        logits = backbone.logits(torch.stack([part[-1] for part in hidden.split(sizes)]))
+        logits = backbone.logits(torch.stack([part[-1] for part in torch.split(hidden, sizes)]))
         found: list[Any] = [*logits]
         first = 0
         for index, one in enumerate(some):
