@@ -181,9 +181,12 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
         return
 
     @abstractmethod
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
         """Put evicted tokens into the bank while a step is taken, given the float64 numbers of
-        `plan`; a rule that has some reads no `step`. Return the rows `[n]` that changed.
+        `plan`; a rule that has some reads no `step`.
+
+        Return the rows `[n]` that changed, and behind these, where the rule has them at hand, what
+        `PrototypeBank.centers` returns for these rows.
         """
 
     def live_tensors(self) -> dict[str, Tensor]:

@@ -86,12 +86,12 @@ class DurableBank(PrototypeBank):
         """Return keys and values of prototypes `rows`."""
         return self.read(rows).chunk(2, -1)
 
-    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
+    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> tuple[Tensor, ...]:
         """Replace the centres of prototypes `rows` `[m]`, given the masses `[m]`; return them as
-        they are held.
+        they are held, `[m, 2 D]`, and what `centers` returns.
         """
         self._centers.index_copy_(0, rows, centers)
-        return centers
+        return centers, *centers.chunk(2, -1)
 
 
 class QuantizedBank(DurableBank):
@@ -170,8 +170,8 @@ class QuantizedBank(DurableBank):
             self._found_slots = self._slots.find_rows(rows, self.mass.shape[2])
         return self._found_slots
 
-    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
-        """Round centres and write them; return them as they were rounded."""
+    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> tuple[Tensor, ...]:
+        """Round centres and write them; return them as they were rounded, and their keys."""
         offsets = make_dither_offsets(mass, self._features)
         codes, exponents, powers = quantize_vectors(centers, self._together, offsets)
         D = self._codes.shape[1]
@@ -179,7 +179,7 @@ class QuantizedBank(DurableBank):
         self._exponents.index_copy_(0, rows, exponents[:, : self._exponents.shape[1]])
         rounded = scale_codes(codes, powers)
         self._write_values(rows, rounded[:, D:])
-        return rounded
+        return rounded, rounded[:, :D]
 
     def _write_values(self, rows: Tensor, values: Tensor) -> None:
         """Write decoded values, and change them to those that the slots hold."""

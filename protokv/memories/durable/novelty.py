@@ -68,12 +68,6 @@ class MergeExclusions:
     newest: Tensor
     spread: bool
 
-    def at(self, heads: slice) -> MergeExclusions:
-        """Return the exclusions of some heads."""
-        return MergeExclusions(
-            self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread
-        )
-
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
         """Return True for points, with `last_step` and `mass` `[B, n]`, that must not merge while
         others can. Points of mass 0 may get any value.
@@ -119,13 +113,17 @@ class NoveltyCounts(StateTensors):
         leaving = move.leaving + move.surplus
         return self._numbers(step, leaving) if leaving else ()
 
-    def limits(self, numbers: Tensor, tokens: int, came: Tensor) -> MergeExclusions:
-        """Return what is kept while so many `tokens` enter the bank.
+    def limits(
+        self, numbers: Tensor, tokens: int, came: Tensor, parts: Sequence[slice]
+    ) -> list[MergeExclusions]:
+        """Return what is kept, in each of these parts of the heads, while so many `tokens` enter
+        the bank.
 
         Args:
             numbers: those of `plan`, on the device.
             tokens: how many enter.
             came: `[B]` int64, how many entered before.
+            parts: slices of the B heads.
         """
         share = torch.addcmul(numbers[1], self._repeated, numbers[0], value=-1).clamp_(0, 1)[
             :, None
@@ -142,7 +140,11 @@ class NoveltyCounts(StateTensors):
                 .add(0.5)
                 .mul(MOST_STREAM_COUNT)
             )
-        return MergeExclusions(numbers[2].long(), share, first, newest, self._spreads)
+        step = numbers[2].long()
+        return [
+            MergeExclusions(step, share[heads], first[heads], newest[heads], self._spreads)
+            for heads in parts
+        ]
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
         """Return seven numbers: scale and offset of the share; the step; the bounds for first and
