@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
 from protokv.core.slots import KVSlots
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, count_bytes
+from protokv.core.tensors import MemoryShape, TensorSpec, count_bytes
 from protokv.device.arrays import slice_rows, write_rows_
 from protokv.memories.durable.quantized import (
     count_features_per_scale,
@@ -117,23 +117,17 @@ class QuantizedBank(DurableBank):
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare codes and exponents of K prototypes."""
-        slot = (LAYER, "kv_head", "prototype")
         D = shape.head_size
-        size = (shape.layers, shape.kv_heads, prototypes)
         parts = D // count_features_per_scale(D)
+        declare = shape.axes(prototype=prototypes, feature_group=parts).declare
+        slot = "layer kv_head prototype"
         found: list[TensorSpec] = []
         for kind, of_tokens in {"key": "keys, rotation removed", "value": "values"}.items():
             codes = f"centre of its {of_tokens}, in 8 bits"
             powers = f"powers of two that bank.{kind}_codes counts, plus 127"
             found += (
-                TensorSpec(f"bank.{kind}_codes", (*slot, "feature"), (*size, D), torch.int8, codes),
-                TensorSpec(
-                    f"bank.{kind}_exponents",
-                    (*slot, "feature_group"),
-                    (*size, parts),
-                    torch.uint8,
-                    powers,
-                ),
+                declare(f"bank.{kind}_codes", f"{slot} feature", torch.int8, codes),
+                declare(f"bank.{kind}_exponents", f"{slot} feature_group", torch.uint8, powers),
             )
         return tuple(found)
 

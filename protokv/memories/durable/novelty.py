@@ -33,7 +33,7 @@ from torch import Tensor
 
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import MOST_STREAM_COUNT, StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
@@ -93,13 +93,12 @@ class NoveltyCounts(StateTensors):
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the counts."""
-        dims = (LAYER, "kv_head")
-        size = (shape.layers, shape.kv_heads)
+        declare = shape.axes(field=1).declare
         compared = "tokens compared with the next step"
         again = "of these, tokens that came again"
         return (
-            TensorSpec("novelty.seen", ("field",), (1,), torch.int64, compared, "tokens"),
-            TensorSpec("novelty.repeated", dims, size, torch.int64, again, "tokens"),
+            declare("novelty.seen", "field", torch.int64, compared, "tokens"),
+            declare("novelty.repeated", "layer kv_head", torch.int64, again, "tokens"),
         )
 
     def see_(self, before: ExactTokens, step: StepKV) -> None:

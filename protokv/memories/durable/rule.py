@@ -55,7 +55,7 @@ from torch import Tensor
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.device import arrays
 from protokv.device.arrays import concat_rows, find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.device.kernels import multiplies_bfloat16
@@ -101,8 +101,10 @@ class DurableRule(BankRule[DurableConfig]):
         """Declare the counts of novelty, the weights of the near window, the known costs and whose
         turn it is.
         """
-        dims = (LAYER, "kv_head", "prototype")
-        size = (shape.layers, shape.kv_heads, config.prototypes)
+        declare = shape.axes(prototype=config.prototypes).declare
+        head = "layer kv_head"
+        known = "half of the least cost of a merge, as far as known"
+        tried = "slots from the front that were candidates"
         return (
             *NoveltyCounts.declare(shape),
             *(
@@ -110,20 +112,8 @@ class DurableRule(BankRule[DurableConfig]):
                 if RepeatWeights.acts(config, shape)
                 else ()
             ),
-            TensorSpec(
-                "rule.cost",
-                dims,
-                size,
-                torch.float32,
-                "half of the least cost of a merge, as far as known",
-            ),
-            TensorSpec(
-                "rule.tried",
-                dims[:2],
-                size[:2],
-                torch.int64,
-                "slots from the front that were candidates",
-            ),
+            declare("rule.cost", f"{head} prototype", torch.float32, known),
+            declare("rule.tried", head, torch.int64, tried),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
