@@ -132,7 +132,7 @@ class _StateTools:
             if not kept:
                 raise
             for one in times:
-                near = min(kept, key=lambda picture, at=one: abs(picture.time_s - at))
+                _, near = min((abs(picture.time_s - one), picture) for picture in kept)
                 yield f"the picture nearest to {one:g} s is of {near.time_s:g} s", near.jpeg
             return
         for one in times:

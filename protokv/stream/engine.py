@@ -80,7 +80,7 @@ class Engine:
                     self._explain(error.read(1 << 16), error.code),
                     hint="write what it serves: protokv inspect STATE -o DIR/NAME.kv.safetensors"
                     if error.code == 400
-                    else "",
+                    else "ask again; its log says if the state went away meanwhile",
                 ) from None
         except (OSError, HTTPException, ValueError) as error:
             raise EngineError(
