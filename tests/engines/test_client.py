@@ -37,11 +37,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def backbone(folder: Path) -> Backbone:
-    return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
 def session(backbone: Backbone) -> Session:
     return watched(backbone, MemoryConfig.of("durable", budget=41), range(9))
 

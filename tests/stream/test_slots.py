@@ -41,11 +41,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def backbone(folder: Path) -> Backbone:
-    return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
