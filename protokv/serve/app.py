@@ -268,15 +268,14 @@ class _Server:
         """Return where the state is that is asked; None: it is a conversation with pictures.
         ConfigError, StateNotFound.
         """
-        if self._fed is not None and asked.model == self._model:
-            return None
-        if any(one.files for one in asked.messages):
-            if self._fed is None:
-                raise ConfigError(
-                    "messages: pictures are watched by serve --sessions COUNT, without --engine"
-                )
-            raise ConfigError(f"messages: pictures go to the model {self._model}, not to a state")
-        return self._states.find(asked.model)
+        own = self._fed is not None and asked.model == self._model
+        if asked.at is not None and (own or asked.messages[-1].files):
+            raise ConfigError("at: with pictures, and of the model itself, it is always now")
+        if self._fed is None and any(one.files for one in asked.messages):
+            raise ConfigError(
+                "messages: pictures are watched by serve --sessions COUNT, without --engine"
+            )
+        return None if own else self._states.find(asked.model)
 
     async def _ask(
         self, asked: chat.ChatRequest, path: Path | None, request: Request
@@ -347,6 +346,8 @@ class _Server:
         if isinstance(path, bytes):
             assert self._fed is not None
             session = self._fed.converse(path, asked.messages, stop)
+        elif self._fed is not None and asked.messages[-1].files:
+            session = self._fed.show(asked.model, asked.messages[-1].files, stop)
         elif asked.at is None:
             session = self._states.open_session(path)
         else:

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -173,6 +174,15 @@ class _FedSession:
         # Answers come at /v1/chat/completions; the protocol wants a text here.
         return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
 
+    def show(self, image: Any) -> None:
+        """Watch a picture as a whole step at its time of arrival, behind what was watched. Raises
+        as `push`.
+        """
+        clock = self.session.clock
+        time_s = max(self._log.stream_time(time.time()), self._time_s, clock.stream_time_s)
+        for index in range(clock.frames_per_step):
+            self.push(image, time_s + index / clock.fps)
+
     def is_idle(self, idle_s: float) -> bool:
         """Return True if nobody has fed it for so long."""
         return not self.busy and time.monotonic() > self._fed_s + idle_s
@@ -273,21 +283,36 @@ class FedSessions:
         else:
             found.grown = True
 
-        def decode(file: bytes) -> Any:
-            if stop():
-                raise HTTPException(503, "the client has left, or the time for an answer is over")
-            if len(file) > self.limits.frame_bytes:
-                raise HTTPException(413, f"a frame has at most {self.limits.frame_bytes:,} bytes")
-            return decode_uploaded_frame(file, self.limits.frame_pixels)
-
         try:
             for message in messages[known:]:
-                found.take(message, decode)
+                found.take(message, partial(self._decode, stop))
         finally:
             found.used_s = time.monotonic()
             if not found.session.intact:
                 self._conversations.remove(found)
         return found.session
+
+    def show(self, name: str, files: Sequence[bytes], stop: Callable[[], bool]) -> Session:
+        """Return the session of a name after some pictures; it goes on if nobody feeds it. Raises
+        as `open` and `converse`.
+        """
+        if name not in self._fed:
+            self.open(_SessionRequest(name))
+        fed = self._fed[name]
+        try:
+            for file in files:
+                fed.show(self._decode(stop, file))
+        finally:
+            if not fed.session.intact:
+                self._drop(name)
+        return fed.session
+
+    def _decode(self, stop: Callable[[], bool], file: bytes) -> Any:
+        if stop():
+            raise HTTPException(503, "the client has left, or the time for an answer is over")
+        if len(file) > self.limits.frame_bytes:
+            raise HTTPException(413, f"a frame has at most {self.limits.frame_bytes:,} bytes")
+        return decode_uploaded_frame(file, self.limits.frame_pixels)
 
     def _start(self, asked: _SessionRequest) -> tuple[Session, WallClockLog]:
         backbone = self._states.backbone

@@ -15,6 +15,7 @@ import torch
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
+import protokv
 from protokv.errors import ConfigError
 from protokv.ingestion import IngestOptions
 from protokv.serve import FedSessionLimits, FedSessions, ServerLimits, StateFolder, build_app
@@ -26,7 +27,7 @@ from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
 from tests.serve.test_serve import client
-from tests.serve.test_sessions import CONFIG, encode
+from tests.serve.test_sessions import CONFIG, calls, encode
 
 FRAMES = random_frames(3, 60, 10, 15)
 FILES = [encode(frame, lossless=True) for frame in FRAMES]
@@ -212,6 +213,31 @@ def test_a_client_gets_answers_about_its_pictures_whole_and_in_pieces(tmp_path: 
         assert one.chat.completions.create(model="mock", messages=hello).choices
 
 
+def test_single_requests_are_remembered_by_the_session_that_they_name(tmp_path: Path) -> None:
+    feed = (IngestOptions(config=CONFIG), None)
+
+    def ask(address: str, i: int) -> Any:
+        # What was sent before is seen already.
+        old: Any = [turn(50 + i), {"role": "assistant", "content": "red"}]
+        sent: Any = [*old, turn(i)] if i % 2 else [turn(i)]
+        with client(address) as one:
+            return one.chat.completions.create(model="porch", messages=sent)
+
+    for first in (0, 2):
+        with server(tmp_path, feed=feed) as address:
+            if not first:
+                assert calls(address)(body={"name": "porch"})[0] == 201
+            for i in (first, first + 1):
+                expected = watch(range(i + 1))
+                reply = ask(address, i)
+                assert reply.choices[0].message.content == expected.ask(QUESTION).text
+    saved = protokv.load(tmp_path / "porch.safetensors", MockBackbone())
+    torch.testing.assert_close(
+        saved.tensors()["near.keys"], watch(range(4)).tensors()["near.keys"], rtol=0, atol=0
+    )
+    assert saved.clock.steps == 4
+
+
 def nest(depth: int) -> str:
     return '{"model": "mock", "messages": ' + "[" * depth + "]" * depth + "}"
 
@@ -257,14 +283,16 @@ def test_pictures_that_cannot_be_are_refused_in_a_line(
 
 
 def test_pictures_are_for_the_user_and_for_the_model_alone(strict: TestClient, made: Path) -> None:
-    def ask(one: TestClient, model: str, messages: Any) -> str:
-        asked = {"model": model, "messages": messages}
+    def ask(one: TestClient, model: str, messages: Any, status: int = 400, **more: Any) -> str:
+        asked = {"model": model, "messages": messages, **more}
         reply = one.post("/v1/chat/completions", json=asked)
-        assert reply.status_code == 400
+        assert reply.status_code == status
         said: str = reply.json()["error"]["message"]
         return said
 
-    assert "the model mock" in ask(strict, "door", [turn(0)])
+    assert "not of a session" in ask(strict, "door", [turn(0)], 409)
+    assert "it is always now" in ask(strict, "mock", [turn(0)], at="1s")
+    assert "it is always now" in ask(strict, "door", [turn(0)], at="1s")
     assert "of the user" in ask(strict, "mock", [turn(0), turn(0) | {"role": "assistant"}, turn(1)])
     assert "length <= 4096" in ask(strict, "mock", [{"role": "user"}] * 4097)
     app = build_app(StateFolder(made, MockBackbone()))
