@@ -178,6 +178,13 @@ class TransformersBackbone(Backbone):
         ) - {None}
         self.decoding = loading.read_generation_config(model.generation_config)
 
+    @property
+    def joins(self) -> bool:
+        """Whether tokens that do not see each other go through it as each does alone: also if the
+        highest position changes no angle of others.
+        """
+        return super().joins and self._decoder.rates_stay
+
     def _read_heads(self, layer: int) -> tuple[int, int]:
         """Return the KV heads of a layer with attention, and their size."""
         each = getattr(self._text.config, "per_layer_config", None)

@@ -137,6 +137,11 @@ class Backbone(StreamModel):
     # why `forward` cannot be captured (`protokv.device.runs`); empty: it can
     why_eager: str = ""
 
+    @property
+    def joins(self) -> bool:
+        """Whether tokens that do not see each other go through the model as each does alone."""
+        return set(self.layer_kinds) <= {LayerKind.FULL}
+
     @classmethod
     @abstractmethod
     def load(cls, path: str, name: str, config: Any, placement: Any) -> Backbone:
