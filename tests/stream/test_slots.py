@@ -53,8 +53,8 @@ def read_plainly(model: Any, tensors: dict[str, torch.Tensor], session: Session)
     their bias, and the question stands behind them.
     """
     cache = DynamicCache()
-    ids = session.aim(session.backbone.question_ids(QUESTION)[0])[0]
-    ids = ids[len(session.aim(find_lead(session))[0]) :]
+    ids = session.aim(session.backbone.question_ids(QUESTION)[0])[0][0]
+    ids = ids[len(session.aim(find_lead(session))[0][0]) :]
     N = tensors["keys"].shape[1]
     masks = []
     T = len(ids)
