@@ -263,6 +263,11 @@ class TransformersBackbone(Backbone):
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    def spell_tokenizer(self) -> str:
+        """Return the tokenizer as the library `tokenizers` writes it."""
+        text: str = self._tokenizer.backend_tokenizer.to_str()
+        return text
+
     def unknown_words(self, question: str) -> list[str]:
         """Return the words that a word-level tokenizer does not know, once each; byte-level
         tokenizers know all.

@@ -408,6 +408,12 @@ class Backbone(StreamModel):
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
 
+    def spell_tokenizer(self) -> str:
+        """Return the tokenizer as the library `tokenizers` writes it; empty if it knows words
+        alone.
+        """
+        return ""
+
     def unknown_words(self, question: str) -> list[str]:
         """Return the words of a question that the tokenizer cannot represent, in order; none for
         real models.

@@ -24,7 +24,7 @@ from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
 from protokv.serve.conversations import ChatMessage, digest_parts
-from protokv.serve.schemas import list_json_choices
+from protokv.serve.schemas import read_response_format
 from protokv.state.sources import VideoPlace, describe_video_times
 from protokv.stream.answer import Answer
 from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
@@ -93,16 +93,17 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
     options = data.get("stream_options")
     messages, system = _read_messages(data.get("messages"))
     question, turns = _divide_turns(messages)
-    forms = list_json_choices(data.get("response_format"))
-    if forms and data.get("choices"):
-        raise ConfigError("choices: response_format lists them already")
+    forms, schema = read_response_format(data.get("response_format"))
+    if (forms or schema) and data.get("choices"):
+        raise ConfigError("choices: response_format says already what the answer is")
+    how = {"choices": list(forms), "schema": schema} if forms else {"schema": schema}
     apart = [data["model"], system, data.get("user"), data.get("prompt_cache_key")]
     return ChatRequest(
         model=data["model"],
         text=question,
         turns=turns,
         system=system,
-        decoding=_read_decoding(data | {"choices": list(forms)} if forms else data, published),
+        decoding=_read_decoding(data | how, published),
         stream=data.get("stream") is True,
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
@@ -169,6 +170,7 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
         stop=_read_texts(data, "stop", 4),
         choices=_read_texts(data, "choices", 64),
+        schema=data["schema"],
         top_logprobs=int(top) if data.get("logprobs") is True else None,
     )
 

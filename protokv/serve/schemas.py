@@ -1,7 +1,7 @@
 """Answers in JSON: a schema that has few answers is a choice among them.
 
-They are told apart by one value, which the model chooses as it chooses among words. Any other
-schema is refused: a model writes what it likes. See https://json-schema.org/draft/2020-12.
+They are told apart by one value, which the model chooses as it chooses among words. An answer to
+any other schema is written by its grammar. See https://json-schema.org/draft/2020-12.
 """
 
 from __future__ import annotations
@@ -29,25 +29,30 @@ _NOTES = {"type", "title", "description", "default", "examples", "$schema"}
 _WORDS = {"true": "yes", "false": "no", "null": "none"}
 
 
-def list_json_choices(form: object) -> dict[str, str]:
-    """Return the answers that a `response_format` of OpenAI leaves, as JSON by the word that the
-    model chooses; empty for text.
+def read_response_format(form: object) -> tuple[dict[str, str], str]:
+    """Return what a `response_format` of OpenAI asks for: answers as JSON, by the word that the
+    model chooses, or a schema; both empty for text.
 
-    ConfigError: they cannot be listed, or not told apart by one value.
+    ConfigError: it is no such format.
     """
     if form in (None, {"type": "text"}):
-        return {}
+        return {}, ""
+    if form == {"type": "json_object"}:
+        return {}, '{"type": "object"}'
     asked = form.get("json_schema") if isinstance(form, dict) else None
-    values = _list_values(asked.get("schema") if isinstance(asked, dict) else None)
-    if values and len(values) <= _MOST_ANSWERS:
+    schema = asked.get("schema") if isinstance(asked, dict) else None
+    if not isinstance(schema, dict):
+        raise ConfigError(
+            'response_format: expected {"type": "text"}, {"type": "json_object"}, or "json_schema" '
+            "with a schema"
+        )
+    values = _list_values(schema)
+    if values and 1 < len(values) <= _MOST_ANSWERS:
         texts = [json.dumps(one, ensure_ascii=False) for one in values]
         for words in zip(*map(_list_words, values), strict=False):
             if len(set(words)) == len(texts):
-                return dict(zip(words, texts, strict=True))
-    raise ConfigError(
-        "response_format: this model chooses among at most 64 answers that differ in one value: a "
-        'json_schema of enum, const, boolean and objects of these; or {"type": "text"}'
-    )
+                return dict(zip(words, texts, strict=True)), ""
+    return {}, json.dumps(schema)
 
 
 def _list_values(schema: object, depth: int = 0) -> list[Any] | None:

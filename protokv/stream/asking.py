@@ -29,6 +29,7 @@ from protokv.core.recent import RecentSteps
 from protokv.core.step import StreamClock
 from protokv.stream.answer import Answer
 from protokv.stream.evidence import Evidence, find_evidence
+from protokv.stream.guide import JsonGuide
 from protokv.stream.promise import PromiseRule
 from protokv.stream.reading import QuestionForwarder, QuestionLogits
 from protokv.stream.stream import Stream
@@ -171,7 +172,8 @@ class AskedStream(Stream):
             # Penalties count the text before and after the video; -1 stands for the video between
             # the two.
             prompt = [*self.backbone.prefix_ids, -1, *ids]
-            sample = TokenSampler(decoding, self.backbone.device, prompt)
+            guide = JsonGuide(self.backbone, decoding.schema) if decoding.schema else None
+            sample = TokenSampler(decoding, self.backbone.device, prompt, guide)
             chosen = sample(reading.logits[-1])
             while True:
                 yield from writer.push(sample.fetch(chosen))

@@ -141,6 +141,8 @@ class EngineSession(Session):
         if promise is not None:
             pieces = self.stream(question, decoding, turns=turns, system=system)
             return (yield from promise.hold_back(pieces, self))
+        if decoding is not None and decoding.schema:
+            raise ConfigError("an engine chooses among answers, and is held to no schema of others")
         if evidence:
             raise ConfigError(
                 "an engine does not tell what its answers stand on",

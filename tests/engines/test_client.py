@@ -215,13 +215,16 @@ class TestCommands:
         body = {"model": "talk", "messages": [{"role": "user", "content": said}]}
         with TestClient(build_app(states), base_url="http://localhost") as client:
             reply = client.post("/v1/chat/completions", json=body | {"response_format": form})
+            free = {"type": "json_object"}
+            held = client.post("/v1/chat/completions", json=body | {"response_format": free})
             said.append({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}})
             refused = client.post("/v1/chat/completions", json=body)
         expected = session.choose(QUESTION, ["red", "blue"])
         found = reply.json()["choices"][0]["message"]["content"]
         assert json.loads(found) == {"seen": expected.text}
-        assert refused.status_code == 400
-        assert "without --engine" in refused.text
+        for one, why in ((held, "held to no schema"), (refused, "without --engine")):
+            assert one.status_code == 400
+            assert why in one.text
 
     def test_serve_watches_nothing_where_an_engine_answers(
         self, protokv: Program, state: Path, engine: StandIn
