@@ -19,7 +19,7 @@ class WaitingQuestion:
     """A question that waits."""
 
     asked: ChatRequest
-    place: Path | bytes  # of a state, or the key of a conversation
+    place: Path | bytes  # a state, or the key of a conversation
     send: Callable[[str], None]  # takes the pieces of the answer
     is_given_up: Callable[[], bool]
     work: Future[Answer | None]  # None: it is given up

@@ -92,7 +92,7 @@ def answer_together(join: Callable[[], Iterable[AskedQuestion]]) -> Iterator[Sai
         live = [one for one in live if one.wanted is not None and not one.asked.is_given_up()]
         if not live:
             return
-        # Those of one session stand together.
+        # Questions of one session stand together.
         live.sort(key=lambda one: (id(one.asked.session.backbone), id(one.asked.session)))
         for model, group in groupby(live, lambda one: one.asked.session.backbone):
             some = list(group)
@@ -144,12 +144,12 @@ class _Batch:
         self._backbone = backbone
         self._cache = backbone.new_cache()
         self._owners = list[int]()  # whose each of its tokens is
-        # what the questions of a session attend to, and where they begin
+        # the context of the questions of a session, and the place where they begin
         self._shown = dict[AskedStream, tuple[Context, int]]()
 
     @torch.inference_mode()
     def forward(self, some: Sequence[_Reader]) -> list[Any]:
-        """Return what each of some questions waits for; those of one session stand together."""
+        """Return what each of some questions waits for; questions of one session stand together."""
         backbone = self._backbone
         cache = self._cache
         self._forget_others({one.number for one in some})
@@ -185,7 +185,7 @@ class _Batch:
             self._owners = [self._owners[row] for row in kept]
 
     def _place(self, one: _Reader) -> None:
-        """Give a new question its tokens, what it attends to, and where it stands. Those of one
+        """Give a new question its tokens, what it attends to, and where it stands. Questions of one
         session attend to one context, unless its memory retrieves for each.
         """
         session = one.asked.session
