@@ -194,10 +194,7 @@ def _ask_due(
     due: Sequence[tuple[_Run, PlannedAnswer]], now: ReplayProgress, setup: TrialSetup
 ) -> Iterator[AnswerRow]:
     """Ask what is due, and yield the rows in this order."""
-    asked = [
-        AskedQuestion(run.session, one.trial.prompt or one.trial.question, setup.decoding)
-        for run, one in due
-    ]
+    asked = [AskedQuestion(run.session, one.trial.asked, setup.decoding) for run, one in due]
     for (run, _), first in zip(due, asked, strict=True):
         if setup.at_once == 1 and not run.warm:
             run.session.ask(first.question, first.decoding)

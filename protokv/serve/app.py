@@ -192,8 +192,8 @@ class _Server:
         """Return the routes by which sessions are fed."""
 
         async def begin(request: Request) -> Response:
-            asked = sessions.parse_session_request(
-                await self._body(request, self._limits.body_bytes)
+            asked = await self._read(
+                request, self._limits.body_bytes, sessions.parse_session_request
             )
             return JSONResponse(await self._work(fed.open, asked), 201)
 
@@ -205,10 +205,10 @@ class _Server:
             except ValueError:
                 raise ConfigError("time_s: expected seconds") from None
             with (one := fed.find(name)).admit():
-                body = await self._body(request, fed.limits.frame_bytes)
-                image = await anyio.to_thread.run_sync(
-                    sessions.decode_uploaded_frame, body, fed.limits.frame_pixels
+                decode = partial(
+                    sessions.decode_uploaded_frame, most_pixels=fed.limits.frame_pixels
                 )
+                image = await self._read(request, fed.limits.frame_bytes, decode)
                 return JSONResponse(await self._work(fed.push, name, one, image, time_s))
 
         async def end(request: Request) -> Response:
@@ -253,9 +253,8 @@ class _Server:
         """Answer a question, whole or in pieces."""
         bounds = self._limits
         most = bounds.body_bytes if self._fed is None else bounds.picture_bytes
-        asked = await anyio.to_thread.run_sync(
-            chat.parse_chat_request, await self._body(request, most), self._states.decoding
-        )
+        parse = partial(chat.parse_chat_request, published=self._states.decoding)
+        asked: chat.ChatRequest = await self._read(request, most, parse)
         path = self._find(asked)
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
@@ -391,7 +390,8 @@ class _Server:
             "code": None,
         }
 
-    async def _body(self, request: Request, most: int) -> bytes:
+    async def _read(self, request: Request, most: int, parse: Callable[[bytes], Any]) -> Any:
+        """Return what a body says, which is read in a thread. HTTPException; raises as `parse`."""
         body = bytearray()
         large = False
         try:
@@ -404,11 +404,11 @@ class _Server:
                         raise _TooMuch("too many pictures come at once; send them again later")
                     large = True
                     self._coming += 1
+            return await anyio.to_thread.run_sync(parse, bytes(body))
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
         finally:
             self._coming -= large
-        return bytes(body)
 
 
 def _find_status(error: Exception) -> int:
