@@ -383,6 +383,10 @@ class Pipe:
         del self._kept[: max(0, position - self._begin)]
         self._begin = position
 
+    def read_again(self, n: int) -> bytes:
+        """Return up to `n` of the bytes that are kept."""
+        return bytes(self._kept[:n])
+
     def rewind(self) -> None:
         """Let FFmpeg begin to read with the bytes that are kept."""
         self._begin = 0
