@@ -138,7 +138,7 @@ def test_recordings_whose_sound_has_the_pid_of_the_pictures_before_are_watched(
         clip = Clip(ticks, suffix="ts", audio_s=6.0, pids=pids, **PLAIN)
         data += write(clip, tmp_path / f"{n}.ts").read_bytes()
     (tmp_path / "x.ts").write_bytes(data)
-    for _, numbers, source in read_both(tmp_path / "x.ts"):
+    for _, numbers, _ in read_both(tmp_path / "x.ts"):
         # Sound that is still to come is taken for pictures, and may hide the first ones.
         found = "".join(map(chr, numbers))
         assert found.count("".join(map(chr, range(30, frames - 2)))) == parts
@@ -162,6 +162,51 @@ def test_a_long_pause_stays_as_it_is(name: str, suffix: str, tmp_path: Path) -> 
         assert times == pytest.approx(clip.times_s, abs=0.05)
         assert source.damage.ok
         assert source.notes == ()
+
+
+def _leap(data: bytearray, number: int, leap_ms: int) -> None:
+    """Move the stamps of an FLV from its tag of this number on."""
+    at = 13
+    while at + 11 < len(data):
+        stamp = data[at + 7 : at + 8] + data[at + 4 : at + 7]
+        if number <= 0:
+            moved = (int.from_bytes(stamp) + leap_ms).to_bytes(4)
+            data[at + 4 : at + 8] = moved[1:] + moved[:1]
+        number -= 1
+        at += 15 + int.from_bytes(data[at + 1 : at + 4])
+
+
+@pytest.mark.parametrize("number", [3, 4, 9, 30, 60])
+@pytest.mark.parametrize("leap_h", [0.5, 4.6, 11.0])
+def test_stamps_that_leap_beyond_the_length_that_an_flv_states_are_no_pause(
+    number: int, leap_h: float, tmp_path: Path
+) -> None:
+    data = bytearray(
+        write(Clip(STEADY, suffix="flv", codec="flv"), tmp_path / "a.flv").read_bytes()
+    )
+    _leap(data, number, round(leap_h * 3_600_000))
+    (tmp_path / "x.flv").write_bytes(data)
+    with open_source(tmp_path / "x.flv") as source:
+        frames = list(source.frames())
+        assert len(frames) == len(STEADY)
+        assert frames[-1].time_s < 5.0
+        assert source.notes or not source.damage.ok
+
+
+@pytest.mark.parametrize("suffix", ["mov", "mp4"])
+@pytest.mark.parametrize("flags", ["frag_keyframe+empty_moov", "frag_every_frame+empty_moov"])
+def test_a_header_that_states_no_ticks_of_a_second_is_damage_and_no_hours(
+    suffix: str, flags: str, tmp_path: Path
+) -> None:
+    clip = Clip(STEADY, suffix=suffix, options={"bf": "0"}, mux={"movflags": flags})
+    data = bytearray(write(clip, tmp_path / f"a.{suffix}").read_bytes())
+    ticks = data.index(b"mdhd") + 16
+    data[ticks : ticks + 4] = bytes(4)
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(data)
+    with open_source(path) as source:
+        assert max(frame.time_s for frame in source.frames()) <= len(STEADY)
+        assert not source.damage.ok
 
 
 def test_hidden_frames_of_vp9_are_not_awaited(tmp_path: Path) -> None:
