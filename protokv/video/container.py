@@ -70,7 +70,8 @@ _DEVICES = {
 _OPTIONS = {
     # UDP loses packets, and a lost packet is a broken picture until the next key frame.
     "rtsp": {"rtsp_transport": "tcp"},
-    "udp": {"overrun_nonfatal": "1"},
+    # A reader that is stuck holds the port until nothing comes any more.
+    "udp": {"overrun_nonfatal": "1", "reuse": "1"},
     "screen": {"framerate": "10"},
 }
 
