@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateNotFound, escape_text
+from protokv.errors import StateCorrupt, StateMismatch, StateNotFound, escape_text
 
 SLOTS_SUFFIX = ".kv.safetensors"
 
@@ -48,6 +49,12 @@ class SlotsHead:
     ids: list[int]  # of the prompt before the video, which penalties of repetition count
     digest: str = ""  # SHA-256 of the bytes of the tensors, in the order of their names
     version: int = _VERSION
+
+    def fill_slots(self) -> Iterator[int]:
+        """Yield an id for each slot, such as penalties of repetition count: the prompt before the
+        video is among the slots.
+        """
+        return islice(cycle(self.ids or [0]), self.slots)
 
 
 def write_slots(
@@ -99,6 +106,15 @@ class SlotsFile:
         """Return the slots from `start` to `end` of a tensor of one layer."""
         found: Tensor = self._slices[name][layer, start : self.head.slots if end is None else end]
         return found
+
+    def check_model(self, weights_digest: str, shape: tuple[int, int, int]) -> None:
+        """Refuse another model than that of the state, by the digest of its weights (empty: it is
+        not known), and its layers, heads of keys and size of a head. StateMismatch.
+        """
+        known = (weights_digest, self.head.weights_digest)
+        alike = shape == (self.layers, self.kv_heads, self.head_size)
+        if not alike or (all(known) and known[0] != known[1]):
+            raise StateMismatch(f"it is of another model, {escape_text(self.head.model)}")
 
     def verify(self) -> None:
         """Read every byte. StateCorrupt: they are not those that were written."""

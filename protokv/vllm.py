@@ -12,10 +12,10 @@ imported that the environment of vLLM lacks. It calls this interface subject to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass
 from functools import cache, wraps
 from inspect import signature
-from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from protokv.slots import SlotsFile, SlotsFolder
 _COLUMNS = 3  # that `make_bias_columns` makes
 # Sizes of heads that attention on a CPU takes; other kernels take any multiple of 8.
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-_is_registered = False
+_open_folder = cache(SlotsFolder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,8 @@ class _Load:
     blocks: list[int]
 
 
-@dataclass
-class _Loads(base.KVConnectorMetadata):  # type: ignore[misc]
+class _Loads(list[_Load], base.KVConnectorMetadata):  # type: ignore[misc]
     """What a worker loads before the next forward."""
-
-    loads: list[_Load] = field(default_factory=list)
 
 
 class ProtoKVConnector(base.KVConnectorBase_V1):  # type: ignore[misc]
@@ -63,7 +60,10 @@ class ProtoKVConnector(base.KVConnectorBase_V1):  # type: ignore[misc]
         full = len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
         fails = vllm_config.kv_transfer_config.kv_load_failure_policy == "fail"
         for wrong, why in (
-            (not _is_registered, "pip install --no-deps protokv, so that vLLM finds its plug-in"),
+            (
+                not register.cache_info().currsize,
+                "pip install --no-deps protokv, so that vLLM finds its plug-in",
+            ),
             (not full, "this model has layers without full attention, and states have none of it"),
             (vllm_config.parallel_config.world_size > 1, "it serves one worker, not several"),
             (vllm_config.cache_config.cache_dtype.startswith("fp8"), "its cache is not quantized"),
@@ -74,7 +74,7 @@ class ProtoKVConnector(base.KVConnectorBase_V1):  # type: ignore[misc]
         self._layers = list(groups[0].layer_names)
         self._block = vllm_config.cache_config.block_size
         self._states = SlotsFolder(_find_settings(vllm_config)["states"])
-        self._pending = list[_Load]()
+        self._pending = _Loads()
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -94,14 +94,14 @@ class ProtoKVConnector(base.KVConnectorBase_V1):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> base.KVConnectorMetadata:
         """Return what was noted since the last step."""
-        loads = _Loads(self._pending)
-        self._pending = []
+        loads = self._pending
+        self._pending = _Loads()
         return loads
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Write slots into the cache of each layer, by the writer of its attention."""
         self._failed = set[int]()
-        for load in self._get_connector_metadata().loads:
+        for load in self._get_connector_metadata():
             try:
                 found = self._states.open(load.state)
                 if found.head.commit != load.commit:
@@ -112,21 +112,19 @@ class ProtoKVConnector(base.KVConnectorBase_V1):  # type: ignore[misc]
                 for number, name in enumerate(self._layers):
                     layer = forward_context.no_compile_layers[name]
                     _write(layer, found, number, load.start, slots.to(layer.kv_cache.device))
-            except (ProtoKVError, OSError):
+            except (ProtoKVError, OSError) as error:
+                logging.getLogger(__name__).warning("state %s: %s", load.state, error)
                 self._failed.update(load.blocks)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks of a state that went away after its request was admitted."""
+        """Return the blocks of states that went away: "Internal server error" to their requests."""
         return self._failed
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """All is loaded by then."""
-
     def save_kv_layer(self, *_: Any, **__: Any) -> None:
-        """Nothing is saved."""
+        """Do nothing: all is loaded before a forward, and nothing is saved."""
 
-    def wait_for_save(self) -> None:
-        """Nothing is saved."""
+    wait_for_layer_load = save_kv_layer
+    wait_for_save = save_kv_layer
 
 
 def _write(layer: Any, found: SlotsFile, number: int, start: int, slots: torch.Tensor) -> None:
@@ -149,6 +147,7 @@ def _find_settings(vllm_config: Any) -> dict[str, Any]:
     return {"states": "", "bias": True} | transfer.kv_connector_extra_config if ours else {}
 
 
+@cache
 def register() -> None:
     """Let attention read a bias, and requests name a state. vLLM calls it in each of its processes;
     a server without this connector stays as it is.
@@ -156,12 +155,9 @@ def register() -> None:
     from vllm.model_executor.layers.attention import Attention
     from vllm.v1.engine.input_processor import InputProcessor
 
-    global _is_registered
-    if not _is_registered:
-        Attention.__init__ = _widen(Attention.__init__)
-        Attention.forward = _read_bias(Attention.forward)
-        InputProcessor.process_inputs = _admit(InputProcessor.process_inputs)
-        _is_registered = True
+    Attention.__init__ = _widen(Attention.__init__)
+    Attention.forward = _read_bias(Attention.forward)
+    InputProcessor.process_inputs = _admit(InputProcessor.process_inputs)
 
 
 def _widen(make: Any) -> Any:
@@ -201,8 +197,6 @@ def _read_bias(attend: Any) -> Any:
 
 
 def _admit(process: Any) -> Any:
-    open_folder = cache(SlotsFolder)
-
     @wraps(process)
     def admit(*given: Any, **named: Any) -> Any:
         request = process(*given, **named)
@@ -213,7 +207,7 @@ def _admit(process: Any) -> Any:
         if "state" not in asked or not settings:
             return request
         try:
-            states = open_folder(settings["states"])
+            states = _open_folder(settings["states"])
             found = states.open(asked["state"], lambda one: _check_state(one, config))
             head = found.head
             _check_request(request, head.slots, config.model_config.max_model_len)
@@ -223,9 +217,7 @@ def _admit(process: Any) -> Any:
             raise VLLMValidationError(f"state {escape_text(asked['state'])}: {error}") from None
         known = {"state": asked["state"], "commit": head.commit, "slots": head.slots}
         request.sampling_params.extra_args = {**extra, "kv_transfer_params": known}
-        # Penalties of repetition count ids, and the prompt before the video is among the slots.
-        ids = islice(cycle(head.ids or [0]), head.slots)
-        request.prompt_token_ids = [*ids, *request.prompt_token_ids]
+        request.prompt_token_ids = [*head.fill_slots(), *request.prompt_token_ids]
         request.cache_salt = head.commit + (request.cache_salt or "")
         return request
 
@@ -235,12 +227,9 @@ def _admit(process: Any) -> Any:
 def _check_state(found: SlotsFile, vllm_config: Any) -> None:
     """Refuse a state that another model made, or a damaged one. StateError."""
     model = vllm_config.model_config
-    own = digest_known_weights(str(model.model))
     layers = model.get_num_layers(vllm_config.parallel_config)
     shape = (layers, model.get_total_num_kv_heads(), model.get_head_size())
-    made = found.head.weights_digest
-    if shape != (found.layers, found.kv_heads, found.head_size) or (own and made not in ("", own)):
-        raise StateMismatch(f"it is of another model, {escape_text(found.head.model)}")
+    found.check_model(digest_known_weights(str(model.model)), shape)
     if found.head.free and not _find_settings(vllm_config)["bias"]:
         raise StateMismatch('some of its heads have free slots, which take {"bias": true}')
     found.verify()

@@ -28,13 +28,13 @@ from protokv_cli.parsing import find_calibrations, parse_list, parse_share
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
+    from protokv.state.frames import StateVideos
     from protokv.state.sources import VideoPlace
     from protokv.stream.answer import Answer
     from protokv.stream.evidence import Evidence, EvidenceSpan
     from protokv.stream.promise import PromiseRule
     from protokv.stream.session import Session
     from protokv.timings import Timings
-    from protokv_cli.frames import StateVideos
 
 _HINT = 'write {"question": "..."} or the bare question, one a line'
 

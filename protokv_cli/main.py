@@ -15,6 +15,7 @@ from protokv.version import __version__
 from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
+from protokv_cli.mcp import mcp
 from protokv_cli.models import models
 from protokv_cli.options import make_typer_command
 from protokv_cli.process import run_and_exit
@@ -56,7 +57,7 @@ app = typer.Typer(
 )
 COMMANDS = {
     one.__name__: make_typer_command(one)
-    for one in (ingest, query, inspect, replay, serve, models, doctor)
+    for one in (ingest, query, inspect, replay, serve, mcp, models, doctor)
 }
 for name, one in COMMANDS.items():
     app.command(name)(one)

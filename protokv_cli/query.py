@@ -194,16 +194,18 @@ def _ask_one(
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             # Its library takes long.
+            from protokv.state.frames import find_state_videos
             from protokv.state.sources import find_notice, list_state_sources, list_video_places
             from protokv.stream.engine import Engine, EngineSession
             from protokv.stream.opening import open_session
-            from protokv_cli.frames import find_state_videos
 
         with clock.stage("state"):
             reader = open_commit_at(out, state, ask.at, ask.verify)
         answers.how.decoding()
         if answers.how.frames is not None:
-            videos += find_state_videos(reader, answers.how.video)
+            named = answers.how.video
+            places = [named] if named else [Path(), Path(state).parent]
+            videos += find_state_videos(reader.header, places)
         if ask.engine is None:
             session = open_session(reader, timings=clock, **model.choice)
         else:

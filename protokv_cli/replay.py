@@ -80,6 +80,9 @@ class _StudyFlags(Flags, panel="What to ask"):
         "--types NAMES", "Question types to ask, or all; default: those whose answers last."
     )
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="off")
+    at_once: int = option(
+        "--at-once COUNT", "Questions answered together; 1 times each alone.", default=8, min=1
+    )
 
     def plan(
         self,
@@ -115,7 +118,7 @@ class _StudyFlags(Flags, panel="What to ask"):
             streams,
             complete_memory_variants(variants, streams, backbone, baselines=benchmark is not None),
             delays or ([0.0] if benchmark else None),
-            TrialSetup.of(backbone, benchmark, fps=fps),
+            TrialSetup.of(backbone, benchmark, fps=fps, at_once=self.at_once),
             intersection=self.intersection,
             types=None if self.types is None else parse_list(self.types),
         )

@@ -6,8 +6,10 @@ import logging
 import socket
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +22,7 @@ from protokv_cli.options import (
     Flags,
     MemoryFlags,
     ModelFlags,
+    check_options,
     make_kwargs,
     note_unknown_variables,
     option,
@@ -28,7 +31,10 @@ from protokv_cli.options import (
 from protokv_cli.output import Output
 from protokv_cli.parsing import find_calibrations, parse_every
 
-_Folder = Annotated[
+if TYPE_CHECKING:
+    from protokv.serve import StateFolder
+
+StatesArgument = Annotated[
     str, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")
 ]
 
@@ -68,7 +74,11 @@ class _SessionFlags(Flags, panel="Sessions that clients feed with frames"):
     """How many there may be, and when they are committed."""
 
     most: int = option(
-        "--sessions COUNT", "The most at once; 0: none.", TOP_PANEL, default=0, min=0
+        "--sessions COUNT",
+        "The most at once, conversations with pictures too; 0: none.",
+        TOP_PANEL,
+        default=0,
+        min=0,
     )
     every: str | None = option(
         "--every TIME", "As for ingest. Default: each minute.", parse=parse_every
@@ -82,7 +92,7 @@ class _SessionFlags(Flags, panel="Sessions that clients feed with frames"):
 
 
 def serve(
-    states: _Folder,
+    states: StatesArgument,
     *,
     flags: _ServerFlags,
     model: ModelFlags,
@@ -114,39 +124,22 @@ def serve(
                 f"{flags.host} can be reached from other machines",
                 hint="set a token in PROTOKV_TOKEN",
             )
-        if not (states and Path(states).is_dir()):
-            raise StateNotFound(
-                f"there is no folder {states}", hint="name the folder that your states are in"
+        check_options(
+            (
+                flags.engine and sessions.most,
+                "an engine of others watches nothing",
+                "leave out --sessions or --engine",
             )
-        try:
+        )
+        with require_packages("starlette uvicorn"):
             from uvicorn import Server
 
             from protokv import serve as server
-        except ImportError as error:
-            raise ConfigError(
-                f"{error.name} is not installed", hint="pip install starlette uvicorn"
-            ) from None
-        from protokv.backbones import load_backbone
-        from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
-        from protokv.state.folder import find_states
-        from protokv.stream.engine import Engine
-        from protokv.stream.opening import load_backbone_for_states
+        known = open_state_folder(states, model, flags.engine)
+        from protokv.ingestion.options import IngestOptions
 
-        engine = None if flags.engine is None else Engine(flags.engine)
-        if engine and sessions.most:
-            raise ConfigError(
-                "an engine of others watches nothing", hint="leave out --sessions or --engine"
-            )
-        how = model.choice | ({"device": "meta", "device_map": None} if engine else {})
-        try:
-            backbone = load_backbone_for_states(find_states(states), **how)
-        except StateNotFound:
-            backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(
             waiting=flags.waiting, answer_s=read_option(flags, "answer_time")
-        )
-        known = server.StateFolder(
-            Path(states), backbone, engine=engine, calibrations=find_calibrations()
         )
         fed = None
         if sessions.most:
@@ -167,7 +160,7 @@ def serve(
         shown = f"[{flags.host}]" if ":" in flags.host else flags.host
         address = f"http://{shown}:{listener.getsockname()[1]}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
-        log = _Log(out)
+        log = ServerLog(out)
         for name in ("asyncio", "uvicorn", "protokv.serve"):
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
@@ -176,7 +169,40 @@ def serve(
             Server(config).run(sockets=[listener])
 
 
-class _Log(logging.Handler):
+@contextmanager
+def require_packages(names: str) -> Iterator[None]:
+    """Tell how to install what an import in this block lacks. ConfigError."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed", hint=f"pip install {names}") from None
+
+
+def open_state_folder(folder: str, model: ModelFlags, engine: str | None) -> StateFolder:
+    """Return the states of a folder with their model, which is loaded; with the address of an
+    engine, without its weights. Raises as `load_backbone_for_states`, and ConfigError.
+    """
+    if not (folder and Path(folder).is_dir()):
+        raise StateNotFound(
+            f"there is no folder {folder}", hint="name the folder that your states are in"
+        )
+    from protokv.backbones import load_backbone
+    from protokv.ingestion.options import DEFAULT_MODEL
+    from protokv.serve.states import StateFolder
+    from protokv.state.folder import find_states
+    from protokv.stream.engine import Engine
+    from protokv.stream.opening import load_backbone_for_states
+
+    how = model.choice | ({"device": "meta", "device_map": None} if engine else {})
+    try:
+        backbone = load_backbone_for_states(find_states(folder), **how)
+    except StateNotFound:
+        backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
+    asked = None if engine is None else Engine(engine)
+    return StateFolder(Path(folder), backbone, engine=asked, calibrations=find_calibrations())
+
+
+class ServerLog(logging.Handler):
     """Writes a line for a warning or an error of the server; the traceback with `--debug`.
 
     Clients cause them, so it writes at most `_MOST_LINES` a minute.

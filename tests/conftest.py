@@ -119,6 +119,14 @@ def tiny(tiny_folder: Path) -> Backbone:
     return load_backbone(str(tiny_folder), device="cpu", dtype="float32")
 
 
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Backbone:
+    """Return the model of the `folder` that a file of tests has."""
+    from protokv.backbones import load_backbone
+
+    return load_backbone(str(folder), device="cpu", dtype="float32")
+
+
 def watched(backbone: Backbone, config: MemoryConfig, frames: Iterable[int]) -> Session:
     """Return a session that watched a step of random frames of each of these seeds."""
     from protokv.stream.session import Session

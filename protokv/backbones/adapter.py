@@ -178,6 +178,13 @@ class TransformersBackbone(Backbone):
         ) - {None}
         self.decoding = loading.read_generation_config(model.generation_config)
 
+    @property
+    def joins(self) -> bool:
+        """Whether tokens that do not see each other go through it as each does alone: also if the
+        highest position changes no angle of others.
+        """
+        return super().joins and self._decoder.rates_stay
+
     def _read_heads(self, layer: int) -> tuple[int, int]:
         """Return the KV heads of a layer with attention, and their size."""
         each = getattr(self._text.config, "per_layer_config", None)
@@ -254,6 +261,11 @@ class TransformersBackbone(Backbone):
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids without special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def spell_tokenizer(self) -> str:
+        """Return the tokenizer as the library `tokenizers` writes it."""
+        text: str = self._tokenizer.backend_tokenizer.to_str()
         return text
 
     def unknown_words(self, question: str) -> list[str]:

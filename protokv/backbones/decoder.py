@@ -88,6 +88,12 @@ class LanguageDecoder:
             positions.device
         )
 
+    @property
+    def rates_stay(self) -> bool:
+        """Whether the angle of a position is the same beside any other positions."""
+        kind = str(getattr(self._rotary, "rope_type", ""))
+        return "dynamic" not in kind and "longrope" not in kind
+
     def find_rotated(self, keys: Callable[[int], Tensor], dtype_error: float) -> list[bool]:
         """Return whether each layer rotates its keys; `keys` are those of a token at a position.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import torch
@@ -20,6 +21,7 @@ from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
 from protokv.device import kernels
 from protokv.device.answers import AnswerBuffer
+from protokv.device.arrays import concat_rows
 from protokv.errors import ConfigError
 
 # The name of our attention in transformers, where `protokv.backbones.stream_cache` registers it.
@@ -111,6 +113,16 @@ class AttentionMasks:
         return held[2]
 
 
+@dataclass(frozen=True, slots=True)
+class ContextReaders:
+    """Tokens, one after the other among those being forwarded, that read one context."""
+
+    context: Context
+    tokens: slice
+    seen: Tensor | None  # the local tokens that each of them sees, `[T, n]` bool; None: causal
+    masks: AttentionMasks = field(default_factory=AttentionMasks)
+
+
 class LayerTokenCache:
     """Keys and values of the n tokens of one layer since a context was taken."""
 
@@ -153,6 +165,14 @@ class LayerTokenCache:
         assert self.values is not None
         return self.keys.flatten(0, -3), self.values.flatten(0, -3)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Forget all tokens but those in these rows."""
+        if self.keys is not None and self.values is not None:
+            chosen = torch.tensor(rows, dtype=torch.int64, device=self.keys.device)
+            self.keys = self.keys.index_select(-2, chosen)
+            self.values = self.values.index_select(-2, chosen)
+            self.length = len(rows)
+
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens. ValueError if there are not so many."""
         n = abs(tokens_to_remove)
@@ -180,6 +200,8 @@ class TokenCache:
     key: Hashable = None
     # a list for the queries that read the context, `[Hq, T, D]` of each layer
     queries: list[Tensor] | None = None
+    # who reads which context, in order, of the tokens being forwarded; empty: all read `context`
+    readers: Sequence[ContextReaders] = ()
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerTokenCache(number) for number in range(layers)]
@@ -245,7 +267,16 @@ class TokenCache:
             # Layers that share these keys read what this one has read.
             if self.queries is not None:
                 self.queries.append(query)
-            layer._segments = self.context.at(layer.number, query)
+            layer._segments = () if self.readers else self.context.at(layer.number, query)
+        if self.readers:
+            parts = []
+            for one in self.readers:
+                own = query[:, one.tokens]
+                seen = None if one.seen is None else one.seen.to(own.device)
+                made = one.masks(seen, own, keys)
+                read = one.context.at(layer.number, own)
+                parts.append(attend(own, read, (keys, values), scaling, made))
+            return concat_rows(parts, 1)
         mask = self.masks(mask if answer is None else answer.mask, query, keys)
         return attend(query, layer._segments, (keys, values), scaling, mask)
 

@@ -137,6 +137,11 @@ class Backbone(StreamModel):
     # why `forward` cannot be captured (`protokv.device.runs`); empty: it can
     why_eager: str = ""
 
+    @property
+    def joins(self) -> bool:
+        """Whether tokens that do not see each other go through the model as each does alone."""
+        return set(self.layer_kinds) <= {LayerKind.FULL}
+
     @classmethod
     @abstractmethod
     def load(cls, path: str, name: str, config: Any, placement: Any) -> Backbone:
@@ -402,6 +407,12 @@ class Backbone(StreamModel):
         """Return positions `[n, P]` int64 of text: the same number in every component."""
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
+
+    def spell_tokenizer(self) -> str:
+        """Return the tokenizer as the library `tokenizers` writes it; empty if it knows words
+        alone.
+        """
+        return ""
 
     def unknown_words(self, question: str) -> list[str]:
         """Return the words of a question that the tokenizer cannot represent, in order; none for

@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 
 _COUNTERS = {
     "opened": "tokens that opened a slot",
@@ -68,24 +68,20 @@ class PrototypeBank(StateTensors):
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare the centres of K prototypes."""
-        dims = (LAYER, "kv_head", "prototype", "feature")
-        size = (shape.layers, shape.kv_heads, prototypes, shape.head_size)
+        declare = shape.axes(prototype=prototypes).declare
+        dims = "layer kv_head prototype feature"
+        keys = "centre of its keys, rotation removed"
         return (
-            TensorSpec(
-                "bank.key_center", dims, size, torch.float32, "centre of its keys, rotation removed"
-            ),
-            TensorSpec("bank.value_center", dims, size, torch.float32, "centre of its values"),
+            declare("bank.key_center", dims, torch.float32, keys),
+            declare("bank.value_center", dims, torch.float32, "centre of its values"),
         )
 
     @classmethod
     def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare a bank of K prototypes."""
-        head = (LAYER, "kv_head")
-        slot = (LAYER, "kv_head", "prototype")
-        heads = (shape.layers, shape.kv_heads)
-        slots = (*heads, prototypes)
-        P = shape.position_components
-        f64 = torch.float64
+        declare = shape.axes(prototype=prototypes).declare
+        head = "layer kv_head"
+        slot = f"{head} prototype"
         i64 = torch.int64
         touched = "step that last touched it; -1: none"
         counters = [
@@ -94,20 +90,16 @@ class PrototypeBank(StateTensors):
         ]
         return (
             *cls.declare_centers(shape, prototypes),
-            TensorSpec("bank.mass", slot, slots, i64, "tokens in it; 0: a free slot", "tokens"),
-            TensorSpec(
+            declare("bank.mass", slot, i64, "tokens in it; 0: a free slot", "tokens"),
+            declare(
                 "bank.position",
-                (*slot, "component"),
-                (*slots, P),
-                f64,
+                f"{slot} component",
+                torch.float64,
                 "its rotary anchor",
                 "position",
             ),
-            TensorSpec("bank.last_step", slot, slots, i64, touched, "step", fill=-1),
-            *(
-                TensorSpec(f"bank.{name}", head, heads, i64, what, unit)
-                for name, what, unit in counters
-            ),
+            declare("bank.last_step", slot, i64, touched, "step", -1),
+            *(declare(f"bank.{name}", head, i64, what, unit) for name, what, unit in counters),
         )
 
     def centers(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -181,9 +173,12 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
         return
 
     @abstractmethod
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
         """Put evicted tokens into the bank while a step is taken, given the float64 numbers of
-        `plan`; a rule that has some reads no `step`. Return the rows `[n]` that changed.
+        `plan`; a rule that has some reads no `step`.
+
+        Return the rows `[n]` that changed, and behind these, where the rule has them at hand, what
+        `PrototypeBank.centers` returns for these rows.
         """
 
     def live_tensors(self) -> dict[str, Tensor]:

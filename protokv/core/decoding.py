@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class Decoding:
             it does not.
         choices: the answer is the likeliest of these texts (`Session.choose`), and nothing is
             drawn; empty: any text.
+        schema: the answer is JSON that fits this JSON schema; empty: any text.
     """
 
     max_new_tokens: int = 64
@@ -63,6 +64,7 @@ class Decoding:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     choices: tuple[str, ...] = ()
+    schema: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
@@ -105,17 +107,32 @@ def is_looping(ids: Sequence[int]) -> bool:
     return False
 
 
+class TokenGuide(Protocol):
+    """Says which tokens may come next."""
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """Return logits `[vocabulary]`, -inf where a token may not come."""
+
+    def take(self, token: int) -> None:
+        """Go on behind a token."""
+
+
 class TokenSampler:
     """Chooses one token after another for one answer, without waiting for the device."""
 
     def __init__(
-        self, decoding: Decoding, device: torch.device, prompt: Sequence[int] = ()
+        self,
+        decoding: Decoding,
+        device: torch.device,
+        prompt: Sequence[int] = (),
+        guide: TokenGuide | None = None,
     ) -> None:
         """Seed a generator for this answer alone, so that asking changes no other random state.
 
         `prompt` has the ids in front of the answer, for penalties; a negative one stands for what
-        is no token.
+        is no token. A `guide` allows some tokens alone, and waits for the device.
         """
+        self._guide = guide
         self._decoding = decoding
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
         penalises = decoding.repetition_penalty != 1
@@ -140,7 +157,9 @@ class TokenSampler:
                 - decoding.presence_penalty * (counts > 0)
                 - decoding.frequency_penalty * counts
             )
-        chosen = self._choose(shown)
+        chosen = self._choose(shown if self._guide is None else self._guide.mask(shown))
+        if self._guide is not None:
+            self._guide.take(int(chosen))
         if self._counts is not None:
             self._counts[chosen] += 1
         if self._ids is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.device.runs import Plan
 from protokv.errors import StateCorrupt
 
@@ -172,48 +172,35 @@ class NearWindow(StateTensors):
     @staticmethod
     def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
         """Declare a window of W tokens, or of any number (None)."""
-        L = shape.layers
-        H = shape.kv_heads
-        D = shape.head_size
-        P = shape.position_components
-        W = tokens
-        kv = (LAYER, "kv_head", "near_token", "feature")
-        token = ("near_token",)
-        place = "stream position of each token"
+        declare = shape.axes(near_token=tokens, xy=2, field=3).declare
+        kv = "layer kv_head near_token feature"
         i64 = torch.int64
-        f32 = torch.float32
         return (
-            TensorSpec(
-                "near.keys", kv, (L, H, W, D), shape.dtype, "keys of the near window, rotated"
+            declare("near.keys", kv, shape.dtype, "keys of the near window, rotated"),
+            declare("near.values", kv, shape.dtype, "values of the near window"),
+            declare(
+                "near.positions",
+                "near_token component",
+                i64,
+                "stream position of each token",
+                "position",
             ),
-            TensorSpec("near.values", kv, (L, H, W, D), shape.dtype, "values of the near window"),
-            TensorSpec("near.positions", (*token, "component"), (W, P), i64, place, "position"),
-            TensorSpec(
+            declare(
                 "near.coordinates",
-                (*token, "xy"),
-                (W, 2),
-                f32,
+                "near_token xy",
+                torch.float32,
                 "centre of each cell",
                 "share of the image",
             ),
-            TensorSpec(
-                "near.step", token, (W,), i64, "step of each token; -1: free", "step", fill=-1
-            ),
-            TensorSpec(
+            declare("near.step", "near_token", i64, "step of each token; -1: free", "step", -1),
+            declare(
                 "near.usable",
-                token,
-                (W,),
+                "near_token",
                 torch.bool,
                 "False for tokens dropped as not finite",
                 fill=1,
             ),
-            TensorSpec(
-                "near.ring",
-                ("field",),
-                (3,),
-                i64,
-                "first slot in use, slots in use, last step seen",
-            ),
+            declare("near.ring", "field", i64, "first slot in use, slots in use, last step seen"),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:

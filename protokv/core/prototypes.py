@@ -150,10 +150,12 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         leaving = self._near.leaving(step)
         self._near.write(step)
         if self._rule is not None and len(leaving):
-            self.write_far(self._absorb(self._rule, leaving, step.step, numbers[2:]))
+            self.write_far(*self._absorb(self._rule, leaving, step.step, numbers[2:]))
 
-    def _absorb(self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor) -> Tensor:
-        """Put the tokens that leave into the bank; return the rows `[n]` that changed."""
+    def _absorb(
+        self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Put the tokens that leave into the bank; return what `BankRule.absorb_` does."""
         return rule.absorb_(self._far_tokens(leaving), step, numbers)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -171,20 +173,23 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         """Return all slots."""
         return self._slots.context(self._near.positions, self._anchors)
 
-    def write_far(self, changed: Tensor | None = None) -> None:
-        """Write the far slots of prototypes `changed` `[n]`; None: of all."""
+    def write_far(self, changed: Tensor | None = None, *centers: Tensor) -> None:
+        """Write the far slots of prototypes `changed` `[n]`, None: of all; `centers` are theirs, if
+        they are at hand.
+        """
         mass = self._bank.mass
         if changed is None:
             changed = torch.arange(mass.numel(), device=mass.device)
         at_once = max(1, _TOKENS_AT_ONCE // self._config.slots_per_prototype)
-        for rows in torch.split(changed, at_once):
+        parts = (torch.split(one, at_once) for one in (changed, *centers))
+        for rows, *known in zip(*parts, strict=True):
             if len(rows):
-                self._write_rows(rows)
+                self._write_rows(rows, known or self._bank.centers(rows))
         self._slots.bias[:, :, self._slots.far] = self._compute_bias(mass)
 
-    def _write_rows(self, rows: Tensor) -> None:
-        """Write the far slots that show prototypes `rows` `[n]`."""
-        keys, *values = self._bank.centers(rows)
+    def _write_rows(self, rows: Tensor, centers: Sequence[Tensor]) -> None:
+        """Write the far slots that show prototypes `rows` `[n]` with these centres."""
+        keys, *values = centers
         anchors = self._bank.position.flatten(0, 2)[rows].round().long()
         keys = rotate(keys, *self._rotary(anchors))
         self._slots.write_far(rows, self._bank.mass.shape[2], [keys, *values])

@@ -51,31 +51,26 @@ class RecentSteps:
         """Declare tokens, positions and rows of numbers, where steps are kept."""
         if not self.steps.maxlen:
             return ()
-        P = self._shape.position_components
+        declare = self._shape.axes(
+            recent_token=None,
+            embedding=None,
+            recent_step=None,
+            field=5,
+            vision_layer=None,
+            recent_visual_token=None,
+        ).declare
         dtype = self._shape.dtype
         i64 = torch.int64
-        token = "recent_token"
-        deep = ("vision_layer", "recent_visual_token", "embedding")
+        deep = "vision_layer recent_visual_token embedding"
         added = "what is added to their visual tokens in the first layers"
         numbers = "tokens, rows, columns, first visual token, the one after the last"
+        places = "their stream positions"
+        read = "steps as the model reads them"
         return (
-            TensorSpec(
-                "recent.embeddings",
-                (token, "embedding"),
-                (None, None),
-                dtype,
-                "steps as the model reads them",
-            ),
-            TensorSpec(
-                "recent.positions",
-                (token, "component"),
-                (None, P),
-                i64,
-                "their stream positions",
-                "position",
-            ),
-            TensorSpec("recent.steps", ("recent_step", "field"), (None, 5), i64, numbers),
-            TensorSpec("recent.deepstack", deep, (None, None, None), dtype, added, optional=True),
+            declare("recent.embeddings", "recent_token embedding", dtype, read),
+            declare("recent.positions", "recent_token component", i64, places, "position"),
+            declare("recent.steps", "recent_step field", i64, numbers),
+            declare("recent.deepstack", deep, dtype, added, optional=True),
         )
 
     def tensors(self) -> dict[str, Tensor]:

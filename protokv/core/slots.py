@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import SlotContext
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.device.slots import SlotRows
 
 
@@ -74,11 +74,11 @@ class KVSlots(SlotRows, StateTensors):
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the prompt prefix."""
-        dims = (LAYER, "kv_head", "sink_token", "feature")
-        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
+        declare = shape.axes(sink_token=shape.sink_tokens).declare
+        dims = "layer kv_head sink_token feature"
         return (
-            TensorSpec("sink.keys", dims, size, shape.dtype, "keys of the prompt prefix, rotated"),
-            TensorSpec("sink.values", dims, size, shape.dtype, "values of the prompt prefix"),
+            declare("sink.keys", dims, shape.dtype, "keys of the prompt prefix, rotated"),
+            declare("sink.values", dims, shape.dtype, "values of the prompt prefix"),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ The language model reads a step as `StepTokens`, at `StepPositions`; a memory ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -135,22 +135,24 @@ def split_steps(
     places: Sequence[tuple[Tensor, Tensor, int]],
     first: int,
     queries: Tensor | None = None,
-) -> Iterator[StepKV]:
-    """Yield consecutive steps, numbered from `first`, of the keys and values `[L, H, T, D]` of all
+) -> list[StepKV]:
+    """Return consecutive steps, numbered from `first`, of the keys and values `[L, H, T, D]` of all
     their tokens, and their queries `[L, Hq, T, D]` if the memory reads them.
 
     `places` are positions `[T, P]` and coordinates `[T, 2]` of each step, and how many of its last
     tokens are words.
     """
+    steps = list[StepKV]()
     begin = 0
     for index, (positions, coordinates, words) in enumerate(places, first):
         tokens = len(positions)
         own_keys, own_values = (part.narrow(2, begin, tokens) for part in (keys, values))
         asked = None if queries is None else queries.narrow(2, begin, tokens)
         begin += tokens
-        yield StepKV(
-            own_keys, own_values, positions, coordinates, index, words=words, queries=asked
+        steps.append(
+            StepKV(own_keys, own_values, positions, coordinates, index, words=words, queries=asked)
         )
+    return steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,29 @@ class TensorSpec:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The sizes of axes by their names; None: it grows with the stream."""
+
+    sizes: Mapping[str, int | None]
+
+    def declare(
+        self,
+        name: str,
+        dims: str,
+        dtype: torch.dtype,
+        meaning: str,
+        unit: str = "",
+        fill: float = 0,
+        *,
+        optional: bool = False,
+    ) -> TensorSpec:
+        """Declare a tensor; `dims` are the names of its axes, with spaces between them."""
+        names = tuple(dims.split())
+        sizes = tuple(self.sizes[axis] for axis in names)
+        return TensorSpec(name, names, sizes, dtype, meaning, unit, fill, optional)
+
+
 class StateTensors(ABC):
     """Holds some tensors of a memory's state."""
 
@@ -136,6 +159,16 @@ class MemoryShape:
     def model_layers(self) -> int:
         """The number of layers of the whole model."""
         return self.part_of or self.layers
+
+    def axes(self, **others: int | None) -> Axes:
+        """Return the axes of the model, and others of these sizes."""
+        own = {
+            LAYER: self.layers,
+            "kv_head": self.kv_heads,
+            "feature": self.head_size,
+            "component": self.position_components,
+        }
+        return Axes({**own, **others})
 
     @property
     def own_layers(self) -> slice:

@@ -28,7 +28,7 @@ from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 
@@ -312,50 +312,20 @@ class KeptTokens(StateTensors):
         shape: MemoryShape, tokens: int, *, attention: bool = False
     ) -> tuple[TensorSpec, ...]:
         """Declare M slots."""
-        L = shape.layers
-        H = shape.kv_heads
-        M = tokens
-        D = shape.head_size
-        P = shape.position_components
-        slot = (LAYER, "kv_head", "kept_token")
-        slots = (L, H, M)
+        declare = shape.axes(kept_token=tokens, xy=2, field=3).declare
+        slot = "layer kv_head kept_token"
         i64 = torch.int64
         meaning = "attention that they got from the queries of steps"
-        summed = TensorSpec("kept.attention", slot, slots, torch.float32, meaning)
         return (
-            TensorSpec(
-                "kept.keys",
-                (*slot, "feature"),
-                (*slots, D),
-                shape.dtype,
-                "keys of kept tokens, rotated",
+            declare("kept.keys", f"{slot} feature", shape.dtype, "keys of kept tokens, rotated"),
+            declare("kept.values", f"{slot} feature", shape.dtype, "values of kept tokens"),
+            declare(
+                "kept.positions", f"{slot} component", i64, "their stream positions", "position"
             ),
-            TensorSpec(
-                "kept.values", (*slot, "feature"), (*slots, D), shape.dtype, "values of kept tokens"
-            ),
-            TensorSpec(
-                "kept.positions",
-                (*slot, "component"),
-                (*slots, P),
-                i64,
-                "their stream positions",
-                "position",
-            ),
-            TensorSpec(
-                "kept.coordinates",
-                (*slot, "xy"),
-                (*slots, 2),
-                torch.float32,
-                "cells",
-                "share of the image",
-            ),
-            TensorSpec(
-                "kept.step", slot, slots, i64, "their steps; -1: a free slot", "step", fill=-1
-            ),
-            TensorSpec(
-                "kept.count", ("field",), (3,), i64, "far tokens, near tokens, last step seen"
-            ),
-            *([summed] if attention else []),
+            declare("kept.coordinates", f"{slot} xy", torch.float32, "cells", "share of the image"),
+            declare("kept.step", slot, i64, "their steps; -1: a free slot", "step", -1),
+            declare("kept.count", "field", i64, "far tokens, near tokens, last step seen"),
+            *([declare("kept.attention", slot, torch.float32, meaning)] if attention else []),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:

@@ -99,13 +99,12 @@ class _FrameGroup(StateTensors):
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the features and the index; the same for all layers."""
-        dims = ("visual_token", "embedding")
-        meaning = "features that the next step is compared with"
+        declare = shape.axes(visual_token=None, embedding=None, field=3).declare
+        features = "features that the next step is compared with"
+        group = "index in the group, rows, columns"
         return (
-            TensorSpec("merge.reference", dims, (None, None), shape.dtype, meaning),
-            TensorSpec(
-                "merge.group", ("field",), (3,), torch.int64, "index in the group, rows, columns"
-            ),
+            declare("merge.reference", "visual_token embedding", shape.dtype, features),
+            declare("merge.group", "field", torch.int64, group),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ from protokv.core.near import WindowMove
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
 from protokv.device.arrays import make_host_buffer
 from protokv.device.slots import widen
 from protokv.errors import StateCorrupt
@@ -179,27 +179,23 @@ class _Archive(StateTensors):
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare any number of tokens and blocks."""
-        L = shape.layers
-        H = shape.kv_heads
-        D = shape.head_size
-        P = shape.position_components
-        token = ("archived_token",)
-        block = ("block",)
+        declare = shape.axes(archived_token=None, block=None).declare
+        kv = "layer kv_head archived_token feature"
         i64 = torch.int64
-        kv = (LAYER, "kv_head", *token, "feature")
-        size = (L, H, None, D)
-        keys = (*block, LAYER, "kv_head", "feature")
         means = "mean of each block's keys, rotation removed"
-        places = "their stream positions"
         return (
-            TensorSpec("archive.keys", kv, size, shape.dtype, "keys of the archive, rotated"),
-            TensorSpec("archive.values", kv, size, shape.dtype, "values of the archive"),
-            TensorSpec(
-                "archive.positions", (*token, "component"), (None, P), i64, places, "position"
+            declare("archive.keys", kv, shape.dtype, "keys of the archive, rotated"),
+            declare("archive.values", kv, shape.dtype, "values of the archive"),
+            declare(
+                "archive.positions",
+                "archived_token component",
+                i64,
+                "their stream positions",
+                "position",
             ),
-            TensorSpec("archive.lengths", block, (None,), i64, "tokens of each block", "tokens"),
-            TensorSpec("archive.block_keys", keys, (None, L, H, D), torch.float32, means),
-            TensorSpec("archive.next_position", (), (), i64, "position of the next token"),
+            declare("archive.lengths", "block", i64, "tokens of each block", "tokens"),
+            declare("archive.block_keys", "block layer kv_head feature", torch.float32, means),
+            declare("archive.next_position", "", i64, "position of the next token"),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:

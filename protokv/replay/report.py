@@ -238,6 +238,7 @@ def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
             f"{first.model['weights_digest'][:12] or '-'}"
         ),
         "ran on": ", ".join(sorted({row.device for row in rows})),
+        "asked at once": f"up to {max(row.at_once for row in rows)}",
         "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step{settings}",
     }
     if with_words:

@@ -100,6 +100,7 @@ class AnswerRow(ReplayTrial):
     points: float | None = None  # points of the judge, from 0 to 5
     judge: str = ""  # the judge of `correct`; empty: the rule of the data set
     mean_logprob: float | None = None  # how sure the answer was; None in rows of before
+    at_once: int = 1  # questions that were answered together, this one included
 
 
 def read_answer_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:

@@ -1,8 +1,9 @@
 """The pass: watch a stream once, and ask every question at each delay under every memory.
 
-All memories share the embedding of a step. Latencies run from the question to the first and the
-last token, after one answer that is not counted. A benchmark's own query is asked before the first
-step with a later frame; a delayed one after the step that reaches its time.
+All memories share the embedding of a step, and what is asked at one time is answered together
+(`protokv.stream.together`). Latencies run from the questions to the first and the last token. If
+each is asked alone, they come after one answer that is not counted. A benchmark's own query is
+asked before the first step with a later frame; a delayed one after the step that reaches its time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from protokv.replay.questions import (
 )
 from protokv.replay.rows import AnswerRow, ReplayTrial
 from protokv.replay.streams import ReplayStream
+from protokv.stream.answer import Answer
 from protokv.stream.session import Session
+from protokv.stream.together import MOST_TOGETHER, AskedQuestion, ask_together
 from protokv.video.source import ShouldStop, never_stop
 from protokv.words.transcript import Transcript
 
@@ -47,10 +50,16 @@ class TrialSetup:
     frames_per_step: int
     decoding: Decoding = _SHORT_ANSWER
     frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings
+    at_once: int = MOST_TOGETHER  # the most questions that are answered together
 
     @classmethod
     def of(
-        cls, backbone: Backbone, benchmark: Benchmark | None = None, *, fps: float | None = None
+        cls,
+        backbone: Backbone,
+        benchmark: Benchmark | None = None,
+        *,
+        fps: float | None = None,
+        at_once: int = MOST_TOGETHER,
     ) -> Self:
         """Return the setup of a backbone: unless `fps` is given, at the rate of the benchmark, or
         at its own.
@@ -62,7 +71,8 @@ class TrialSetup:
         rate = backbone.default_fps if fps is None else fps
         # The digests of the weights identify the model, not the commit of the hub.
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
-        return cls(model, float(rate), backbone.frames_per_step, decoding, dict(backbone.settings))
+        frames = dict(backbone.settings)
+        return cls(model, float(rate), backbone.frames_per_step, decoding, frames, at_once)
 
     def plan_answers(
         self, stream: ReplayStream, plan: QuestionSchedule, variants: Sequence[MemoryVariant]
@@ -143,10 +153,8 @@ class _Run:
         _synchronise(self.session)
         self.busy_s += time.perf_counter() - began
 
-    def answer(
-        self, now: ReplayProgress, until_s: float, decoding: Decoding, causal: bool | None
-    ) -> Iterator[AnswerRow]:
-        """Ask what is due at a stream time: causal queries, the others, or all."""
+    def take_due(self, until_s: float, causal: bool | None) -> list[PlannedAnswer]:
+        """Return what is due at a stream time: causal queries, the others, or all."""
         due = [
             one
             for one in self.left
@@ -154,17 +162,13 @@ class _Run:
         ]
         keys = {one.key for one in due}
         self.left = [one for one in self.left if one.key not in keys]
-        for one in due:
-            yield self._ask(one.trial, now, decoding)
+        return due
 
-    def _ask(self, trial: ReplayTrial, now: ReplayProgress, decoding: Decoding) -> AnswerRow:
+    def make_row(
+        self, trial: ReplayTrial, answer: Answer, now: ReplayProgress, at_once: int
+    ) -> AnswerRow:
+        """Return the row of an answer that was one of so many at once."""
         session = self.session
-        text = trial.prompt or trial.question
-        if not self.warm:
-            session.ask(text, decoding)
-            self.warm = True
-        _synchronise(session)
-        answer = session.ask(text, decoding)
         benchmark = BENCHMARKS.get(trial.dataset)
         return AnswerRow(
             **{field.name: getattr(trial, field.name) for field in fields(trial)},
@@ -182,7 +186,29 @@ class _Run:
             tokens_seen=now.tokens_seen,
             device=str(session.backbone.device),
             mean_logprob=round(answer.mean_logprob, 6),
+            at_once=at_once,
         )
+
+
+def _ask_due(
+    due: Sequence[tuple[_Run, PlannedAnswer]], now: ReplayProgress, setup: TrialSetup
+) -> Iterator[AnswerRow]:
+    """Ask what is due, and yield the rows in this order."""
+    asked = [
+        AskedQuestion(run.session, one.trial.prompt or one.trial.question, setup.decoding)
+        for run, one in due
+    ]
+    for (run, _), first in zip(due, asked, strict=True):
+        if setup.at_once == 1 and not run.warm:
+            run.session.ask(first.question, first.decoding)
+            run.warm = True
+        _synchronise(run.session)
+    answers = ask_together(asked, setup.at_once)
+    together = min(setup.at_once, sum(one.session.joins for one in asked))
+    for (run, one), answer in zip(due, answers, strict=True):
+        if isinstance(answer, Exception):
+            raise answer
+        yield run.make_row(one.trial, answer, now, together if run.session.joins else 1)
 
 
 def replay_stream(
@@ -213,8 +239,8 @@ def replay_stream(
     now = ReplayProgress(stream.name, stream.length_s)
 
     def answer(until_s: float, causal: bool | None = None) -> Iterator[AnswerRow]:
-        for run in runs:
-            yield from run.answer(now, until_s, setup.decoding, causal)
+        due = [(run, one) for run in runs for one in run.take_due(until_s, causal)]
+        yield from _ask_due(due, now, setup)
         runs[:] = [run for run in runs if run.left]
 
     for step in stream.steps(setup.fps, setup.frames_per_step) if runs else ():

@@ -32,9 +32,11 @@ from protokv.errors import ConfigError, ProtoKVError, StateNotFound
 from protokv.serve import chat, sessions
 from protokv.serve.access import AccessCheck
 from protokv.serve.connection import BoundedConnection
+from protokv.serve.conversations import digest_parts
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
-from protokv.serve.states import StateFolder
+from protokv.serve.states import StateFolder, name_model
+from protokv.state.sources import VideoPlace, make_notice
 from protokv.stream.answer import Answer
 from protokv.stream.promise import find_promise_rule
 from protokv.texts import JsonObject, shorten_text
@@ -52,7 +54,8 @@ class ServerLimits:
     """The limits of a server."""
 
     body_bytes: int = 1 << 20  # the most of a request
-    waiting: int = 16  # the most questions that are being answered or wait
+    picture_bytes: int = 16 << 20  # the most of one that may have pictures
+    waiting: int = 16  # the most questions that are being answered or wait, and pictures that come
     answer_s: float = 120.0  # the longest time for an answer, waiting included
     request_s: float = 30.0  # the longest time for a request to come whole, and its reply to go
     connections: int = 128  # at once; beyond, those go first that ask nothing
@@ -146,6 +149,8 @@ class _Server:
         threads = 1 if states.engine is None else self._limits.waiting
         self._pool = ThreadPoolExecutor(threads, "protokv-serve")
         self._waiting = 0
+        self._coming = 0  # bodies that have pictures, as they are so large
+        self._model = name_model(states.backbone.identity)
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -212,8 +217,10 @@ class _Server:
         one = request.path_params.get("name")
 
         def read() -> list[JsonObject]:
-            found = self._states.list_all() if one is None else {one: self._states.find(one)}
-            times = {name: self._states.read_commit_time(path) for name, path in found.items()}
+            times = {} if self._fed is None or one not in (None, self._model) else {self._model: 0}
+            if one is None or not times:
+                found = self._states.list_all() if one is None else {one: self._states.find(one)}
+                times |= {name: self._states.read_commit_time(path) for name, path in found.items()}
             return [
                 {"id": name, "object": "model", "created": s, "owned_by": "protokv"}
                 for name, s in times.items()
@@ -233,14 +240,19 @@ class _Server:
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, whole or in pieces."""
-        asked = chat.parse_chat_request(
-            await self._body(request, self._limits.body_bytes), self._states.decoding
+        bounds = self._limits
+        most = bounds.body_bytes if self._fed is None else bounds.picture_bytes
+        asked = await anyio.to_thread.run_sync(
+            chat.parse_chat_request, await self._body(request, most), self._states.decoding
         )
-        path = self._states.find(asked.model)
+        path = self._find(asked)
         if self._waiting >= self._limits.waiting:
             raise _TooMuch("too many questions at once; ask again later")
         pieces = self._ask(asked, path, request)
-        notice, places = await anyio.to_thread.run_sync(self._states.read_remarks, path)
+        notice = make_notice(self._states.backbone.identity.name)
+        places = list[VideoPlace]()
+        if path is not None:
+            notice, places = await anyio.to_thread.run_sync(self._states.read_remarks, path)
         reply = chat.ChatCompletion(asked, self._states.decode, notice, places)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
@@ -252,8 +264,21 @@ class _Server:
             item = await anext(pieces)
         return JSONResponse(reply.whole(item))
 
+    def _find(self, asked: chat.ChatRequest) -> Path | None:
+        """Return where the state is that is asked; None: it is a conversation with pictures.
+        ConfigError, StateNotFound.
+        """
+        own = self._fed is not None and asked.model == self._model
+        if asked.at is not None and (own or asked.messages[-1].files):
+            raise ConfigError("at: with pictures, and of the model itself, it is always now")
+        if self._fed is None and any(one.files for one in asked.messages):
+            raise ConfigError(
+                "messages: pictures are watched by serve --sessions COUNT, without --engine"
+            )
+        return None if own else self._states.find(asked.model)
+
     async def _ask(
-        self, asked: chat.ChatRequest, path: Path, request: Request
+        self, asked: chat.ChatRequest, path: Path | None, request: Request
     ) -> AsyncIterator[str | Answer]:
         """Yield pieces of the answer, and last the answer; raise what the thread raised. End when
         the client leaves.
@@ -281,8 +306,11 @@ class _Server:
                 send(last)
 
         self._waiting += 1
+        host = request.client.host if request.client else ""
+        told = request.headers.get("authorization", "")
+        key = digest_parts([asked.topic, host.encode(), told.encode()])
         work = self._pool.submit(
-            self._answer, asked, path, send, lambda: left or time.monotonic() > until_s
+            self._answer, asked, path or key, send, lambda: left or time.monotonic() > until_s
         )
         work.add_done_callback(end)
         watcher = asyncio.create_task(watch())
@@ -307,12 +335,20 @@ class _Server:
     def _answer(
         self,
         asked: chat.ChatRequest,
-        path: Path,
+        path: Path | bytes,
         send: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Answer | None:
-        """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
-        if asked.at is None:
+        """Send the pieces of an answer as they come; return it whole, or None if it was stopped.
+
+        It is of a state, or of the conversation whose client has a key.
+        """
+        if isinstance(path, bytes):
+            assert self._fed is not None
+            session = self._fed.converse(path, asked.messages, stop)
+        elif self._fed is not None and asked.messages[-1].files:
+            session = self._fed.show(asked.model, asked.messages[-1].files, stop)
+        elif asked.at is None:
             session = self._states.open_session(path)
         else:
             session = self._states.open_commit(path, asked.at)
@@ -359,13 +395,21 @@ class _Server:
 
     async def _body(self, request: Request, most: int) -> bytes:
         body = bytearray()
+        large = False
         try:
             async for part in request.stream():
                 body += part
                 if len(body) > most:
                     raise HTTPException(413, f"a request has at most {most:,} bytes")
+                if len(body) > self._limits.body_bytes and not large:
+                    if self._coming >= self._limits.waiting:
+                        raise _TooMuch("too many pictures come at once; send them again later")
+                    large = True
+                    self._coming += 1
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
+        finally:
+            self._coming -= large
         return bytes(body)
 
 

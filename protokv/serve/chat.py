@@ -1,25 +1,30 @@
 """The part of OpenAI's chat completions that a state can answer: requests, checked field by field,
 and replies.
 
-A state keeps no conversation: each request brings all of it. Fields that a state cannot serve are
+A state keeps no conversation: each request brings all of it, and its pictures, if it has any, are
+watched by a session of its own. Fields that a state cannot serve are
 refused by name. See https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import dropwhile, groupby
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
+from protokv.serve.conversations import ChatMessage, digest_parts
+from protokv.serve.schemas import read_response_format
 from protokv.state.sources import VideoPlace, describe_video_times
 from protokv.stream.answer import Answer
 from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
@@ -36,16 +41,12 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         (None, {}),
         "supported are temperature, top_p, presence_penalty and frequency_penalty",
     ),
-    "response_format": (
-        (None, {"type": "text"}),
-        'supported is {"type": "text"}; ask for JSON in the question',
-    ),
     "modalities": ((None, ["text"]), 'supported is ["text"]'),
 }
 
 _READ = """
 model messages stream stream_options temperature top_p presence_penalty frequency_penalty seed
-stop choices logprobs top_logprobs max_tokens max_completion_tokens evidence at
+stop choices response_format logprobs top_logprobs max_tokens max_completion_tokens evidence at
 at_most_wrong
 """
 # Fields that change no answer of a state.
@@ -75,6 +76,11 @@ class ChatRequest:
     at: str | None = None
     # give answers of which at most this share is wrong, and withhold the others
     at_most_wrong: float | None = None
+    # the JSON that each of the choices stands for; empty: an answer is its own text
+    forms: Mapping[str, str] = field(default_factory=dict)
+    # all that was said, without system prompts, and what tells this conversation from others
+    messages: Sequence[ChatMessage] = ()
+    topic: bytes = b""
 
 
 def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
@@ -85,18 +91,27 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
     """
     data = _read_object(body)
     options = data.get("stream_options")
-    question, turns, system = _read_messages(data.get("messages"))
+    messages, system = _read_messages(data.get("messages"))
+    question, turns = _divide_turns(messages)
+    forms, schema = read_response_format(data.get("response_format"))
+    if (forms or schema) and data.get("choices"):
+        raise ConfigError("choices: response_format says already what the answer is")
+    how = {"choices": list(forms), "schema": schema} if forms else {"schema": schema}
+    apart = [data["model"], system, data.get("user"), data.get("prompt_cache_key")]
     return ChatRequest(
         model=data["model"],
         text=question,
         turns=turns,
         system=system,
-        decoding=_read_decoding(data, published),
+        decoding=_read_decoding(data | how, published),
         stream=data.get("stream") is True,
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
         at=_read_time(data.get("at")),
         at_most_wrong=_read_share(data.get("at_most_wrong")),
+        forms=forms,
+        messages=messages,
+        topic=digest_parts([json.dumps(apart).encode()]),
     )
 
 
@@ -155,6 +170,7 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
         stop=_read_texts(data, "stop", 4),
         choices=_read_texts(data, "choices", 64),
+        schema=data["schema"],
         top_logprobs=int(top) if data.get("logprobs") is True else None,
     )
 
@@ -171,51 +187,81 @@ def _read_texts(data: Mapping[str, Any], name: str, most: int) -> tuple[str, ...
     return tuple(texts)
 
 
-class _Part(msgspec.Struct):
-    """A part of a message."""
+class _TextPart(msgspec.Struct, tag="text"):
+    """A part of a message that is text."""
 
-    type: Literal["text"]
     text: str
 
 
+class _Picture(msgspec.Struct):
+    """A picture by its address."""
+
+    url: str
+
+
+class _PicturePart(msgspec.Struct, tag="image_url"):
+    """A part of a message that is a picture."""
+
+    image_url: _Picture
+
+    def read(self) -> bytes:
+        """Return the file in a data URL. ConfigError: it is none; no address is ever fetched."""
+        head, _, data = self.image_url.url.partition(",")
+        with suppress(ValueError):
+            if head.startswith("data:") and head.endswith(";base64"):
+                return base64.b64decode(data, validate=True)
+        raise ConfigError(
+            "messages: a picture is a data URL, data:image/jpeg;base64,... and whole; no address "
+            "is fetched"
+        )
+
+
 class _Message(msgspec.Struct):
-    """A message, whose parts stand one below the other."""
+    """A message, whose texts stand one below the other."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[_Part] | None = None
+    content: str | list[_TextPart | _PicturePart] | None = None
 
-    @property
-    def text(self) -> str:
-        """All of its text."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+    def read(self) -> ChatMessage:
+        """Return its text and its pictures. ConfigError: it has a picture that cannot be."""
+        parts = self.content if isinstance(self.content, list) else []
+        files = [part.read() for part in parts if isinstance(part, _PicturePart)]
+        if files and self.role != "user":
+            raise ConfigError("messages: only those of the user have pictures")
+        text = "\n".join(part.text for part in parts if isinstance(part, _TextPart))
+        text = self.content if isinstance(self.content, str) else text
+        return ChatMessage(self.role, text, files)
 
 
-def _read_messages(messages: object) -> tuple[str, list[ChatTurn], str | None]:
-    """Return the question, the turns before it, and the system prompt. ConfigError.
+def _read_messages(messages: object) -> tuple[list[ChatMessage], str | None]:
+    """Return what user and assistant said, and the system prompt. ConfigError."""
+    try:
+        read = msgspec.convert(messages, Annotated[list[_Message], msgspec.Meta(max_length=4096)])
+    except msgspec.ValidationError as error:
+        why = "they have texts and pictures, each with a role, as OpenAI's chat has them"
+        raise ConfigError(f"messages: {escape_text(error)}; {why}") from None
+    found = [one.read() for one in read]
+    spoken = [one for one in found if one.role in ("user", "assistant")]
+    system = [one.text for one in found if one.role in ("system", "developer")]
+    return spoken, "\n\n".join(filter(str.strip, system)) or None
+
+
+def _divide_turns(messages: Sequence[ChatMessage]) -> tuple[str, list[ChatTurn]]:
+    """Return the question of a conversation, and the turns before it. ConfigError.
 
     Messages of one role in a row are one text. What the assistant writes before the first question
     is left out.
     """
-    try:
-        found = msgspec.convert(messages, list[_Message])
-    except msgspec.ValidationError as error:
-        why = "a state reads texts and no pictures, each with a role, as OpenAI's chat has them"
-        raise ConfigError(f"messages: {escape_text(error)}; {why}") from None
-    spoken = [one for one in found if one.role in ("user", "assistant")]
-    spoken = list(dropwhile(lambda one: one.role == "assistant", spoken))
+    spoken = list(dropwhile(lambda one: one.role == "assistant", messages))
     if not spoken:
         raise ConfigError("messages: there is none with the role user")
+    if spoken[-1].role != "user":
+        raise ConfigError("messages: the last one must have the role user")
     texts = [
         "\n\n".join(one.text for one in alike) for _, alike in groupby(spoken, lambda one: one.role)
     ]
-    if spoken[-1].role != "user":
-        raise ConfigError("messages: the last one must have the role user")
     question = check_question_text(texts.pop(), "messages: the question")
-    turns = list(zip(texts[::2], texts[1::2], strict=True))
-    system = [one.text for one in found if one.role in ("system", "developer")]
-    return question, turns, "\n\n".join(filter(str.strip, system)) or None
+    return question, list(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _number(
@@ -249,6 +295,7 @@ class ChatCompletion:
         self._notice = {"notice": notice} if notice else {}
         self._places = places
         self._request = request
+        self._forms = request.forms
         self._decode = decode
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -258,14 +305,15 @@ class ChatCompletion:
 
     def whole(self, answer: Answer) -> JsonObject:
         """Return the whole answer."""
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        text = self._forms.get(answer.text, answer.text)
+        message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, **self._ending(answer)}
         head = {**self._head, "object": "chat.completion"}
         return {
             **head,
             "choices": [choice],
             "usage": _usage(answer),
-            **_extras(answer, self._places),
+            **self._extras(answer),
             **self._notice,
         }
 
@@ -281,12 +329,12 @@ class ChatCompletion:
         yield self._chunk({"role": "assistant", "content": ""})
         try:
             while not isinstance(item, Answer):
-                yield self._chunk({"content": item})
+                yield self._chunk({"content": self._forms.get(item, item)})
                 item = await anext(pieces)
         except ProtoKVError as error:
             yield _event({"error": describe(error)})
             return
-        yield self._chunk({}, self._ending(item), **_extras(item, self._places), **self._notice)
+        yield self._chunk({}, self._ending(item), **self._extras(item), **self._notice)
         if self._request.usage:
             yield _event(
                 {
@@ -326,28 +374,30 @@ class ChatCompletion:
         text = self._decode([one.id])
         return {"token": text, "logprob": one.log_probability, "bytes": list(text.encode())}
 
-
-def _extras(answer: Answer, places: Sequence[VideoPlace]) -> JsonObject:
-    """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read,
-    and the evidence, with the times of the videos where these differ from those of the stream.
-    """
-    found = JsonObject(
-        stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns
-    )
-    if answer.probabilities is not None:
-        found["probabilities"] = answer.probabilities
-    if answer.promise is not None:
-        found["promise"] = asdict(answer.promise)
-    if answer.evidence is None:
-        return found
-    return {
-        **found,
-        "evidence": [
-            asdict(span) | describe_video_times(places, start_s=span.start_s, end_s=span.end_s)
-            for span in answer.evidence.spans
-        ],
-        "faint": answer.evidence.faint,
-    }
+    def _extras(self, answer: Answer) -> JsonObject:
+        """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model
+        read, and the evidence, with the times of the videos where these differ from those of the
+        stream.
+        """
+        found = JsonObject(
+            stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns
+        )
+        if answer.probabilities is not None:
+            chances = answer.probabilities.items()
+            found["probabilities"] = {self._forms.get(text, text): one for text, one in chances}
+        if answer.promise is not None:
+            found["promise"] = asdict(answer.promise)
+        if answer.evidence is None:
+            return found
+        return {
+            **found,
+            "evidence": [
+                asdict(span)
+                | describe_video_times(self._places, start_s=span.start_s, end_s=span.end_s)
+                for span in answer.evidence.spans
+            ],
+            "faint": answer.evidence.faint,
+        }
 
 
 def _event(data: Mapping[str, Any]) -> str:

@@ -4,6 +4,8 @@ somebody feeds it.
 The routes are those of vLLM's proposal (https://github.com/vllm-project/vllm/pull/53879). A session
 answers under its name, as a state does, and knows what it has seen until then. It is committed on
 the way, and put away when it is closed or not fed; who opens the name again goes on with it.
+Conversations with pictures are sessions without a name and a state: they take the places that are
+left.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +31,7 @@ from starlette.exceptions import HTTPException
 from protokv.errors import ConfigError, StateMismatch, StateNotFound, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
+from protokv.serve.conversations import ChatMessage, Conversation, find_conversation
 from protokv.serve.states import StateFolder, name_model
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
@@ -50,7 +54,9 @@ class FedSessionLimits:
     most: int = 8  # sessions at once
     frame_bytes: int = 8 << 20  # most bytes of a file
     frame_pixels: int = 8192 * 4352
-    idle_s: float = 300.0  # without a frame, until a session is put away
+    idle_s: float = (
+        300.0  # without a frame, until a session is put away or a conversation forgotten
+    )
 
 
 class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -168,6 +174,15 @@ class _FedSession:
         # Answers come at /v1/chat/completions; the protocol wants a text here.
         return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
 
+    def show(self, image: Any) -> None:
+        """Watch a picture as a whole step at its time of arrival, behind what was watched. Raises
+        as `push`.
+        """
+        clock = self.session.clock
+        time_s = max(self._log.stream_time(time.time()), self._time_s, clock.stream_time_s)
+        for index in range(clock.frames_per_step):
+            self.push(image, time_s + index / clock.fps)
+
     def is_idle(self, idle_s: float) -> bool:
         """Return True if nobody has fed it for so long."""
         return not self.busy and time.monotonic() > self._fed_s + idle_s
@@ -197,6 +212,7 @@ class FedSessions:
         self._options = options
         self.limits = limits or FedSessionLimits()
         self._fed = dict[str, _FedSession]()
+        self._conversations: list[Conversation] = []
 
     def find(self, name: str) -> _FedSession:
         """Return the session of a name. HTTPException, 404."""
@@ -215,10 +231,7 @@ class FedSessions:
         name = asked.name or f"sess-{uuid.uuid4().hex[:12]}"
         if name in self._fed:
             raise HTTPException(409, "this session is fed already")
-        if len(self._fed) >= self.limits.most:
-            raise HTTPException(
-                503, f"{self.limits.most} sessions are fed already; close one, or come again later"
-            )
+        self._make_room()
         known = None
         with suppress(StateNotFound):
             known = self._states.find(name)
@@ -239,6 +252,67 @@ class FedSessions:
             "fps": clock.fps,
             "stream_time_s": clock.stream_time_s,
         }
+
+    def _make_room(self) -> None:
+        """Let conversations go until there is a place for one more session: first the oldest one of
+        a single request. HTTPException, 503: all are fed.
+        """
+        most = self.limits.most
+        if len(self._fed) >= most:
+            raise HTTPException(
+                503, f"{most} sessions are fed already; close one, or come again later"
+            )
+        while len(self._fed) + len(self._conversations) >= most:
+            oldest = min(self._conversations, key=lambda one: (one.grown, one.used_s))
+            self._conversations.remove(oldest)
+
+    def converse(
+        self, key: bytes, messages: Sequence[ChatMessage], stop: Callable[[], bool]
+    ) -> Session:
+        """Return the session of a conversation that has seen all pictures of a request: the one
+        that goes on, or a new one.
+
+        `key` tells clients apart. HTTPException: it was told to stop, a picture is too large, or
+        there is no place. ConfigError: a picture is none.
+        """
+        found, known = find_conversation(self._conversations, key, messages)
+        if found is None:
+            self._make_room()
+            found = Conversation(key, self._start(_SessionRequest())[0])
+            self._conversations.append(found)
+        else:
+            found.grown = True
+
+        try:
+            for message in messages[known:]:
+                found.take(message, partial(self._decode, stop))
+        finally:
+            found.used_s = time.monotonic()
+            if not found.session.intact:
+                self._conversations.remove(found)
+        return found.session
+
+    def show(self, name: str, files: Sequence[bytes], stop: Callable[[], bool]) -> Session:
+        """Return the session of a name after some pictures; it goes on if nobody feeds it. Raises
+        as `open` and `converse`.
+        """
+        if name not in self._fed:
+            self.open(_SessionRequest(name))
+        fed = self._fed[name]
+        try:
+            for file in files:
+                fed.show(self._decode(stop, file))
+        finally:
+            if not fed.session.intact:
+                self._drop(name)
+        return fed.session
+
+    def _decode(self, stop: Callable[[], bool], file: bytes) -> Any:
+        if stop():
+            raise HTTPException(503, "the client has left, or the time for an answer is over")
+        if len(file) > self.limits.frame_bytes:
+            raise HTTPException(413, f"a frame has at most {self.limits.frame_bytes:,} bytes")
+        return decode_uploaded_frame(file, self.limits.frame_pixels)
 
     def _start(self, asked: _SessionRequest) -> tuple[Session, WallClockLog]:
         backbone = self._states.backbone
@@ -276,7 +350,9 @@ class FedSessions:
         return {"session_id": name, "frames": fed.frames, "closed": True}
 
     def put_away(self, *, every_one: bool = False) -> None:
-        """Commit and put away what is over, or every one."""
+        """Commit and put away what is over, or every one; forget conversations that are over."""
+        least_s = time.monotonic() - self.limits.idle_s
+        self._conversations = [one for one in self._conversations if one.used_s >= least_s]
         for name in [
             name for name, one in self._fed.items() if every_one or one.is_idle(self.limits.idle_s)
         ]:

@@ -81,7 +81,7 @@ class StateFolder:
             found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
-        below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}
+        below = {_text(one.relative_to(self.folder)): one for one in found if self.holds(one)}
         short = {name: name.removesuffix(Path(name).suffix) for name in below}
         alike = Counter(short.values())
         return {
@@ -97,11 +97,11 @@ class StateFolder:
         else:
             whole = self.folder / name
             each = [whole.with_name(whole.name + suffix) for suffix in STATE_FORMS]
-            found = [path for path in each if self._is_inside(path)]
+            found = [path for path in each if self.holds(path)]
             if len(found) != 1:
-                found = [whole] if whole.suffix in STATE_FORMS and self._is_inside(whole) else []
+                found = [whole] if whole.suffix in STATE_FORMS and self.holds(whole) else []
         if not found:
-            raise StateNotFound(f"there is no state {name!r}; /v1/models lists all")
+            raise StateNotFound(f"there is no state {name!r}; the list of states has their names")
         return found[0]
 
     def hide_folder(self, text: str) -> str:
@@ -110,8 +110,8 @@ class StateFolder:
             text = text.replace(f"{folder}{os.sep}", "")
         return text
 
-    def _is_inside(self, path: Path) -> bool:
-        """Return True for a file or folder that is no link out of the folder; a pipe would be
+    def holds(self, path: Path) -> bool:
+        """Return True for a file or folder of this folder, and no link out of it; a pipe would be
         waited for.
         """
         try:
@@ -180,7 +180,7 @@ class StateFolder:
         return EngineSession.open(reader, self.engine, name, self.backbone)
 
     def _check_inside(self, path: Path) -> None:
-        if not self._is_inside(path):
+        if not self.holds(path):
             raise StateNotFound(
                 f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
             )

@@ -29,10 +29,15 @@ from protokv.core.recent import RecentSteps
 from protokv.core.step import StreamClock
 from protokv.stream.answer import Answer
 from protokv.stream.evidence import Evidence, find_evidence
+from protokv.stream.guide import JsonGuide
 from protokv.stream.promise import PromiseRule
 from protokv.stream.reading import QuestionForwarder, QuestionLogits
 from protokv.stream.stream import Stream
 from protokv.timings import Timings
+
+AnswerInParts = Generator[Any, Any, Answer]
+"""Yields text; the ids of the question, for which it is sent `QuestionLogits`; and each token that
+is to be forwarded, `[1]` int64, for which it is sent logits `[vocabulary]`."""
 
 
 class AskedStream(Stream):
@@ -50,6 +55,14 @@ class AskedStream(Stream):
         """The attachment that keeps what was said; None: there is none."""
         found = (one for one in self.attachments if isinstance(one, TranscriptAttachment))
         return next(found, None)
+
+    @property
+    def joins(self) -> bool:
+        """Whether its questions go through the model with others (`stream.together`): nothing is
+        captured for one alone, and no steps are read again before it.
+        """
+        runs = self._reader.runs
+        return self.backbone.joins and bool(runs.why_not) and not self.recent.steps
 
     def prefill(self, question: str | list[int]) -> Tensor:
         """Return the logits `[n, vocabulary]` float32 of the tokens after the video, from which
@@ -102,14 +115,49 @@ class AskedStream(Stream):
                 tokens.
             ConfigError: evidence is wanted and the memory does not know the positions of its slots.
         """
+        pieces = self.begin_answer(
+            question, decoding, evidence=evidence, turns=turns, system=system, promise=promise
+        )
+        record = evidence or promise is not None
+        room = (decoding or self.backbone.decoding).max_new_tokens
+        indices = count()
+        sent: Any = None
+        try:
+            while True:
+                item = pieces.send(sent)
+                sent = None
+                if isinstance(item, str):
+                    yield item
+                elif isinstance(item, list):
+                    sent = reading = self.read_question(item, record=record, answer_tokens=room)
+                else:
+                    with torch.inference_mode():
+                        sent = self._reader.decode(reading, item, next(indices))
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+    def begin_answer(
+        self,
+        question: str,
+        decoding: Decoding | None = None,
+        *,
+        evidence: bool = False,
+        turns: Sequence[ChatTurn] = (),
+        system: str | None = None,
+        promise: PromiseRule | None = None,
+    ) -> AnswerInParts:
+        """Answer as `stream` does, and leave the forwards to who reads the parts."""
         if promise is not None:
-            pieces = self.stream(question, decoding, evidence=True, turns=turns, system=system)
+            pieces = self.begin_answer(
+                question, decoding, evidence=True, turns=turns, system=system
+            )
             return (yield from promise.hold_back(pieces, self))
         decoding = decoding or self.backbone.decoding
         firsts = self.backbone.choice_ids(decoding.choices)
         began = time.perf_counter()
         ids, kept = self.backbone.question_ids(question, turns, system)
-        reading = self.read_question(ids, record=evidence, answer_tokens=decoding.max_new_tokens)
+        reading: QuestionLogits = yield ids
         found = self._find_evidence(ids, reading) if evidence else None
         stream_s = self.clock.stream_time_s
         answer = Answer(question, stream_time_s=stream_s, evidence=found, turns=kept)
@@ -120,12 +168,21 @@ class AskedStream(Stream):
             yield answer.text
             first_at = time.perf_counter()
         else:
+            writer = AnswerWriter(self.backbone, decoding)
             # Penalties count the text before and after the video; -1 stands for the video between
             # the two.
             prompt = [*self.backbone.prefix_ids, -1, *ids]
-            sample = TokenSampler(decoding, self.backbone.device, prompt)
-            tokens = self._draw_tokens(reading, sample)
-            answer, first_at = yield from write_answer(answer, tokens, self.backbone, decoding)
+            guide = JsonGuide(self.backbone, decoding.schema) if decoding.schema else None
+            sample = TokenSampler(decoding, self.backbone.device, prompt, guide)
+            chosen = sample(reading.logits[-1])
+            while True:
+                yield from writer.push(sample.fetch(chosen))
+                if writer.reason:
+                    break
+                chosen = sample((yield chosen))
+            yield from writer.finish()
+            first_at = writer.first_at
+            answer = writer.complete(answer)
             top = decoding.top_logprobs
             chances = None if top is None else sample.read_chances()[: answer.tokens]
             answer = replace(answer, mean_logprob=sample.mean_logprob(), chances=chances)
@@ -144,14 +201,6 @@ class AskedStream(Stream):
             # A call that was replayed recorded nothing.
             reading = self.read_question(ids, record=True)
         return find_evidence(self, reading)
-
-    def _draw_tokens(self, reading: QuestionLogits, sample: TokenSampler) -> Iterator[int]:
-        """Yield the tokens that follow a question, each when it is asked for."""
-        chosen = sample(reading.logits[-1])
-        for index in count():
-            yield sample.fetch(chosen)
-            with torch.inference_mode():
-                chosen = sample(self._reader.decode(reading, chosen, index))
 
     def _note_runs(self) -> None:
         """Add to the timings how calls were run."""
@@ -180,7 +229,7 @@ class AskedStream(Stream):
             reading = self._reader.read(self, ids, answer_tokens, differs=differs)
             if reading is not None:
                 return reading
-        ids, context, start = self.aim(ids)
+        (ids,), context, start = self.aim(ids)
         cache = self.cache.fork(CachedContext(context))
         again = backbone.text_positions(0, 0)
         if prelude:
@@ -196,52 +245,70 @@ class AskedStream(Stream):
         logits = backbone.logits(hidden if whole else hidden[-1:])
         return QuestionLogits(logits, cache, start + len(ids), again)
 
-    def aim(self, ids: list[int]) -> tuple[list[int], Context, int]:
-        """Return the ids of a question as they are forwarded, what they attend to, and the position
-        of the first one.
+    def aim(
+        self, *questions: list[int], shown: tuple[Context, int] | None = None
+    ) -> tuple[list[list[int]], Context, int]:
+        """Return the ids of questions as they are forwarded, what they attend to, and the position
+        of the first one; the last two are `shown` if that is at hand.
         """
         context = self.recent.hide(self.memory.recall())
         clock = self.clock
+        asked = [*questions]
         ends_with_words = self.clock == self.words_end
         if ends_with_words and not self.memory.retrieves and not self.recent.steps:
-            ids, context, clock = self.backbone.after_words(ids, context, clock)
+            whole = context
+            for index, ids in enumerate(questions):
+                asked[index], context, clock = self.backbone.after_words(ids, whole, self.clock)
+        if shown is not None:
+            return asked, *shown
         context = self.placement.place(context, clock.next_position)
-        return ids, context, self.placement.text_start(context, clock)
+        return asked, context, self.placement.text_start(context, clock)
 
 
-def write_answer(
-    answer: Answer, tokens: Iterator[int], backbone: Backbone, decoding: Decoding
-) -> Generator[str, None, tuple[Answer, float]]:
-    """Make text of tokens, and yield it as it comes; return the answer, and when its first token
-    was there.
-    """
-    text = Detokenizer(backbone.decode, decoding.stop)
-    first_at = 0.0
-    pieces = []
-    ids = list[int]()
-    finish_reason: FinishReason = "stop"
-    for token in tokens:
-        first_at = first_at or time.perf_counter()
-        if token in backbone.stop_ids:
-            break
-        ids.append(token)
-        if piece := text.push(token):
-            pieces.append(piece)
-            yield piece
-        if text.stopped:
-            break
-        if len(ids) == decoding.max_new_tokens:
-            finish_reason = "length"
-            break
+class AnswerWriter:
+    """Makes text of the tokens of an answer, as they come."""
+
+    reason: FinishReason | None = None  # why no further token is wanted
+    first_at = 0.0  # when the first one was there
+
+    def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
+        self._stop_ids = backbone.stop_ids
+        self._decoding = decoding
+        self._text = Detokenizer(backbone.decode, decoding.stop)
+        self._ids = list[int]()
+        self._said = ""
+
+    def push(self, token: int) -> Iterator[str]:
+        """Take the next token; yield the text that it completes."""
+        decoding = self._decoding
+        self.first_at = self.first_at or time.perf_counter()
+        if token in self._stop_ids:
+            self.reason = "stop"
+            return
+        self._ids.append(token)
+        yield from self._take(self._text.push(token))
+        if self._text.stopped:
+            self.reason = "stop"
+        elif len(self._ids) == decoding.max_new_tokens:
+            self.reason = "length"
         # Greedy decoding repeats for ever once it repeats; a drawn answer may leave the loop.
-        if decoding.temperature == 0 and is_looping(ids):
-            finish_reason = "repetition"
-            break
-    if piece := text.finish():
-        pieces.append(piece)
-        yield piece
-    said = "".join(pieces).strip()
-    return replace(answer, text=said, tokens=len(ids), finish_reason=finish_reason), first_at
+        elif decoding.temperature == 0 and is_looping(self._ids):
+            self.reason = "repetition"
+
+    def finish(self) -> Iterator[str]:
+        """Yield the text that was held back."""
+        yield from self._take(self._text.finish())
+
+    def complete(self, answer: Answer) -> Answer:
+        """Return an answer with all the text."""
+        reason = self.reason or "stop"
+        said = self._said.strip()
+        return replace(answer, text=said, tokens=len(self._ids), finish_reason=reason)
+
+    def _take(self, piece: str) -> Iterator[str]:
+        if piece:
+            self._said += piece
+            yield piece
 
 
 def choose_text(answer: Answer, choices: Sequence[str], chances: Tensor) -> Answer:

@@ -28,7 +28,7 @@ from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, EngineError, escape_text
 from protokv.state.reader import StateReader
 from protokv.stream.answer import Answer
-from protokv.stream.asking import choose_text, write_answer
+from protokv.stream.asking import AnswerWriter, choose_text
 from protokv.stream.opening import open_session
 from protokv.stream.promise import PromiseRule
 from protokv.stream.session import Session
@@ -80,7 +80,7 @@ class Engine:
                     self._explain(error.read(1 << 16), error.code),
                     hint="write what it serves: protokv inspect STATE -o DIR/NAME.kv.safetensors"
                     if error.code == 400
-                    else "",
+                    else "ask again; its log says if the state went away meanwhile",
                 ) from None
         except (OSError, HTTPException, ValueError) as error:
             raise EngineError(
@@ -106,6 +106,7 @@ class EngineSession(Session):
     engine: Engine
     asked: dict[str, str]  # the state and its commit
     slots: int
+    joins = False
     _lock: Any  # of the memory
 
     @classmethod
@@ -140,6 +141,8 @@ class EngineSession(Session):
         if promise is not None:
             pieces = self.stream(question, decoding, turns=turns, system=system)
             return (yield from promise.hold_back(pieces, self))
+        if decoding is not None and decoding.schema:
+            raise ConfigError("an engine chooses among answers, and is held to no schema of others")
         if evidence:
             raise ConfigError(
                 "an engine does not tell what its answers stand on",
@@ -150,7 +153,7 @@ class EngineSession(Session):
         began = time.perf_counter()
         ids, kept = self.backbone.question_ids(question, turns, system)
         with self._lock:
-            ids, _, _ = self.aim(ids)
+            (ids,), _, _ = self.aim(ids)
         body = {
             # Ids below 0 are slots already.
             "prompt": [token for token in ids if token >= 0],
@@ -172,6 +175,7 @@ class EngineSession(Session):
             yield answer.text
             first_at = time.perf_counter()
         else:
+            writer = AnswerWriter(self.backbone, decoding)
             named = ("top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
             body |= {name: getattr(decoding, name) for name in named}
             body |= {"top_k": decoding.top_k or -1, "stop_token_ids": [*self.backbone.stop_ids]}
@@ -183,7 +187,13 @@ class EngineSession(Session):
                     yield chances[0].id
 
             with closing(read()) as tokens:
-                answer, first_at = yield from write_answer(answer, tokens, self.backbone, decoding)
+                for token in tokens:
+                    yield from writer.push(token)
+                    if writer.reason:
+                        break
+            yield from writer.finish()
+            first_at = writer.first_at
+            answer = writer.complete(answer)
             answer = replace(
                 answer,
                 mean_logprob=fmean(chances[0].log_probability for chances in said) if said else 0.0,

@@ -90,6 +90,7 @@ def find_evidence(session: SessionView, reading: QuestionLogits) -> Evidence:
             )
         segments = context.at(layer, query)
         local_keys, _ = reading.cache.memory_layers[layer].read()
+        local_keys = reading.cache.to_halves(local_keys)
         to_slots, to_local = measure_attention_weights(
             query[:, -1], segments, local_keys, backbone.head_size**-0.5
         )

@@ -116,12 +116,16 @@ class PromiseRule:
         return replace(answer, promise=promise)
 
     def hold_back(
-        self, pieces: Generator[str, None, Answer], stream: Stream
-    ) -> Generator[str, None, Answer]:
-        """Wait for a whole answer, and yield it, or that it is not known."""
+        self, pieces: Generator[Any, Any, Answer], stream: Stream
+    ) -> Generator[Any, Any, Answer]:
+        """Wait for a whole answer, and yield it, or that it is not known. What is no text is handed
+        on, and so is what is sent for it.
+        """
+        sent = None
         try:
             while True:
-                next(pieces)
+                item = pieces.send(sent)
+                sent = None if isinstance(item, str) else (yield item)
         except StopIteration as end:
             answer = self.decide(end.value, stream)
         yield answer.text

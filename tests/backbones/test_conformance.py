@@ -39,11 +39,6 @@ EVERYTHING = MemoryConfig.of("full", budget=64)
 SMALL = DurableConfig(budget=30)
 
 
-@pytest.fixture(scope="module")
-def backbone(folder: Path) -> Backbone:
-    return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
 @pytest.fixture(scope="module", params=HALF)
 def half(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -1,7 +1,9 @@
 """Tiny random models with heads that kernels of vLLM take, and states of them."""
 
+import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.memories import MemoryConfig
+from protokv.state.reader import load_state
 from protokv.stream.session import Session
 from protokv.stream.slots import export_slots
 from tests.backbones import tiny
@@ -33,11 +36,27 @@ PICTURES: dict[str, dict[str, Any]] = {
         "size": {"height": 72, "width": 72},
         "image_grid_pinpoints": [[72, 72]],
     },
+    "internvl": {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "size": {"height": 16, "width": 16},
+        "crop_to_patches": True,
+        "max_patches": 2,
+    },
+}
+# Its processor asks the tokenizer for these by name.
+NAMED_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+    "turn_token": "<|im_start|>",
 }
 
 
-def write_model(family: str, folder: Path) -> Path:
-    """Write a model whose attention is far from uniform, and whose logits are of usual size."""
+def write_model(family: str, folder: Path, dtype: str = "float32") -> Path:
+    """Write a model whose attention is far from uniform, and whose logits are of usual size. Its
+    weights are numbers of the dtype.
+    """
     settings = tiny.text_settings
 
     def wide_settings(*given: int, **rope: Any) -> dict[str, Any]:
@@ -53,9 +72,13 @@ def write_model(family: str, folder: Path) -> Path:
         tiny.BUILDERS[family](folder)
     if family in PICTURES:
         tiny.write_json(folder, "preprocessor_config", PICTURES[family])
+    if family == "internvl":
+        tokens = json.loads((folder / "tokenizer_config.json").read_text())
+        tiny.write_json(folder, "tokenizer_config", tokens | {"extra_special_tokens": NAMED_TOKENS})
     weights = folder / "model.safetensors"
     tensors = {name: one * 0.6 if one.ndim > 1 else one for name, one in load_file(weights).items()}
-    save_file(tensors, weights, {"format": "pt"})
+    rounded = {name: one.to(getattr(torch, dtype)).float() for name, one in tensors.items()}
+    save_file(rounded, weights, {"format": "pt"})
     return folder
 
 
@@ -98,6 +121,16 @@ def write_state(session: Session, folder: Path, name: str) -> None:
 def load_model(folder: Path, dtype: str = "float32") -> Backbone:
     torch.set_num_threads(1)
     return load_backbone(str(folder), device="cpu", dtype=dtype)
+
+
+def open_in_float32(state: Path, backbone: Backbone) -> Session:
+    """Return the session of a state of another dtype, by its model in float32."""
+    found = load_state(state)
+    exact = {
+        name: one.float() if one.dtype == torch.bfloat16 else one
+        for name, one in found.tensors.items()
+    }
+    return Session.restore(replace(found, backbone=backbone.identity, tensors=exact), backbone)
 
 
 PLACES = ("street", "harbour", "kitchen", "garden", "station", "market", "school", "garage")

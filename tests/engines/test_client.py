@@ -37,11 +37,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def backbone(folder: Path) -> Backbone:
-    return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
 def session(backbone: Backbone) -> Session:
     return watched(backbone, MemoryConfig.of("durable", budget=41), range(9))
 
@@ -208,6 +203,28 @@ class TestCommands:
         expected = session.ask(QUESTION).text
         for reply in replies:
             assert json.loads(reply.content)["choices"][0]["message"]["content"] == expected
+
+    def test_serve_lets_the_engine_choose_among_the_answers_of_a_schema_and_refuses_pictures(
+        self, state: Path, session: Session, engine: StandIn, folder: Path
+    ) -> None:
+        bare = load_backbone(str(folder), device="meta", dtype="float32")
+        states = StateFolder(state.parent, bare, engine=Engine(engine.url))
+        enum = {"enum": [{"seen": "red"}, {"seen": "blue"}]}
+        form = {"type": "json_schema", "json_schema": {"name": "seen", "schema": enum}}
+        said: Any = [{"type": "text", "text": QUESTION}]
+        body = {"model": "talk", "messages": [{"role": "user", "content": said}]}
+        with TestClient(build_app(states), base_url="http://localhost") as client:
+            reply = client.post("/v1/chat/completions", json=body | {"response_format": form})
+            free = {"type": "json_object"}
+            held = client.post("/v1/chat/completions", json=body | {"response_format": free})
+            said.append({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}})
+            refused = client.post("/v1/chat/completions", json=body)
+        expected = session.choose(QUESTION, ["red", "blue"])
+        found = reply.json()["choices"][0]["message"]["content"]
+        assert json.loads(found) == {"seen": expected.text}
+        for one, why in ((held, "held to no schema"), (refused, "without --engine")):
+            assert one.status_code == 400
+            assert why in one.text
 
     def test_serve_watches_nothing_where_an_engine_answers(
         self, protokv: Program, state: Path, engine: StandIn

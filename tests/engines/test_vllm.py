@@ -192,7 +192,7 @@ def load(connector: Any, request: Any, computed: int, blocks: list[int], layers:
     context = SimpleNamespace(no_compile_layers=layers)
     connector.start_load_kv(context)
     failed: set[int] = connector.get_block_ids_with_load_errors()
-    assert connector.build_connector_meta(None).loads == []
+    assert connector.build_connector_meta(None) == []
     return failed
 
 
@@ -304,7 +304,7 @@ def test_attention_over_loaded_slots_is_that_with_their_bias(
 
 
 def test_a_state_that_was_replaced_after_its_admission_fails_its_request_alone(
-    vllm: Any, folder: Path
+    vllm: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = make_config(folder)
     connector = make_connector(vllm, config)
@@ -313,11 +313,13 @@ def test_a_state_that_was_replaced_after_its_admission_fails_its_request_alone(
     write_slots(path, make_head(commit="c1"), make_tensors(1))
     layers = make_layers()
     assert load(connector, old, 0, [3, 4, 5, 6], layers) == {3, 4, 5, 6}
+    assert caplog.messages == ["state talk: the state was replaced meanwhile"]
     new = ask(config, [1, 2])
     assert new.cache_salt == "c1"
     assert load(connector, new, 0, [7, 8, 9, 10], layers) == set()
     path.unlink()
     assert load(connector, new, 0, [7, 8, 9, 10], layers) == {7, 8, 9, 10}
+    assert "there is no state talk" in caplog.messages[-1]
     # All of it may be in the cache of the engine.
     assert connector.get_num_new_matched_tokens(schedule(new), SLOTS) == (0, False)
 

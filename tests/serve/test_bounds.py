@@ -23,7 +23,7 @@ from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from protokv.stream.session import Session
 from protokv_cli.output import Output
-from protokv_cli.serve import _Log
+from protokv_cli.serve import ServerLog
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
 from tests.serve.test_sessions import CONFIG, FILES, calls
@@ -211,7 +211,7 @@ def test_an_answer_that_never_ends_does_not_keep_the_server(
 
 
 def test_the_log_of_a_server_is_bounded_by_the_minute(capfd: pytest.CaptureFixture[str]) -> None:
-    log = _Log(Output())
+    log = ServerLog(Output())
     for second in (0, 61):
         for i in range(500):
             record = logging.LogRecord("uvicorn", logging.WARNING, "", 0, f"no {i}", (), None)

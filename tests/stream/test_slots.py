@@ -41,11 +41,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def backbone(folder: Path) -> Backbone:
-    return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -58,8 +53,8 @@ def read_plainly(model: Any, tensors: dict[str, torch.Tensor], session: Session)
     their bias, and the question stands behind them.
     """
     cache = DynamicCache()
-    ids = session.aim(session.backbone.question_ids(QUESTION)[0])[0]
-    ids = ids[len(session.aim(find_lead(session))[0]) :]
+    ids = session.aim(session.backbone.question_ids(QUESTION)[0])[0][0]
+    ids = ids[len(session.aim(find_lead(session))[0][0]) :]
     N = tensors["keys"].shape[1]
     masks = []
     T = len(ids)

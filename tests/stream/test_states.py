@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 import protokv
-from protokv.backbones import load_backbone
 from protokv.backbones.stream_cache import CACHE_ARGUMENT
 from protokv.core.backbone import Backbone
 from protokv.core.step import StepTokens
@@ -28,11 +27,6 @@ SERVED = ("internvl", "smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 @pytest.fixture(scope="module", params=SERVED)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def backbone(folder: Path) -> Backbone:
-    return load_backbone(str(folder), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
 from protokv.core.slots import KVSlots
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, count_bytes
+from protokv.core.tensors import MemoryShape, TensorSpec, count_bytes
 from protokv.device.arrays import slice_rows, write_rows_
 from protokv.memories.durable.quantized import (
     count_features_per_scale,
@@ -86,12 +86,12 @@ class DurableBank(PrototypeBank):
         """Return keys and values of prototypes `rows`."""
         return self.read(rows).chunk(2, -1)
 
-    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
+    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> tuple[Tensor, ...]:
         """Replace the centres of prototypes `rows` `[m]`, given the masses `[m]`; return them as
-        they are held.
+        they are held, `[m, 2 D]`, and what `centers` returns.
         """
         self._centers.index_copy_(0, rows, centers)
-        return centers
+        return centers, *centers.chunk(2, -1)
 
 
 class QuantizedBank(DurableBank):
@@ -117,23 +117,17 @@ class QuantizedBank(DurableBank):
     @classmethod
     def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare codes and exponents of K prototypes."""
-        slot = (LAYER, "kv_head", "prototype")
         D = shape.head_size
-        size = (shape.layers, shape.kv_heads, prototypes)
         parts = D // count_features_per_scale(D)
+        declare = shape.axes(prototype=prototypes, feature_group=parts).declare
+        slot = "layer kv_head prototype"
         found: list[TensorSpec] = []
         for kind, of_tokens in {"key": "keys, rotation removed", "value": "values"}.items():
             codes = f"centre of its {of_tokens}, in 8 bits"
             powers = f"powers of two that bank.{kind}_codes counts, plus 127"
             found += (
-                TensorSpec(f"bank.{kind}_codes", (*slot, "feature"), (*size, D), torch.int8, codes),
-                TensorSpec(
-                    f"bank.{kind}_exponents",
-                    (*slot, "feature_group"),
-                    (*size, parts),
-                    torch.uint8,
-                    powers,
-                ),
+                declare(f"bank.{kind}_codes", f"{slot} feature", torch.int8, codes),
+                declare(f"bank.{kind}_exponents", f"{slot} feature_group", torch.uint8, powers),
             )
         return tuple(found)
 
@@ -170,8 +164,8 @@ class QuantizedBank(DurableBank):
             self._found_slots = self._slots.find_rows(rows, self.mass.shape[2])
         return self._found_slots
 
-    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
-        """Round centres and write them; return them as they were rounded."""
+    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> tuple[Tensor, ...]:
+        """Round centres and write them; return them as they were rounded, and their keys."""
         offsets = make_dither_offsets(mass, self._features)
         codes, exponents, powers = quantize_vectors(centers, self._together, offsets)
         D = self._codes.shape[1]
@@ -179,7 +173,7 @@ class QuantizedBank(DurableBank):
         self._exponents.index_copy_(0, rows, exponents[:, : self._exponents.shape[1]])
         rounded = scale_codes(codes, powers)
         self._write_values(rows, rounded[:, D:])
-        return rounded
+        return rounded, rounded[:, :D]
 
     def _write_values(self, rows: Tensor, values: Tensor) -> None:
         """Write decoded values, and change them to those that the slots hold."""

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import MOST_STREAM_COUNT, StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
@@ -68,12 +68,6 @@ class MergeExclusions:
     newest: Tensor
     spread: bool
 
-    def at(self, heads: slice) -> MergeExclusions:
-        """Return the exclusions of some heads."""
-        return MergeExclusions(
-            self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread
-        )
-
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
         """Return True for points, with `last_step` and `mass` `[B, n]`, that must not merge while
         others can. Points of mass 0 may get any value.
@@ -99,13 +93,12 @@ class NoveltyCounts(StateTensors):
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the counts."""
-        dims = (LAYER, "kv_head")
-        size = (shape.layers, shape.kv_heads)
+        declare = shape.axes(field=1).declare
         compared = "tokens compared with the next step"
         again = "of these, tokens that came again"
         return (
-            TensorSpec("novelty.seen", ("field",), (1,), torch.int64, compared, "tokens"),
-            TensorSpec("novelty.repeated", dims, size, torch.int64, again, "tokens"),
+            declare("novelty.seen", "field", torch.int64, compared, "tokens"),
+            declare("novelty.repeated", "layer kv_head", torch.int64, again, "tokens"),
         )
 
     def see_(self, before: ExactTokens, step: StepKV) -> None:
@@ -119,13 +112,17 @@ class NoveltyCounts(StateTensors):
         leaving = move.leaving + move.surplus
         return self._numbers(step, leaving) if leaving else ()
 
-    def limits(self, numbers: Tensor, tokens: int, came: Tensor) -> MergeExclusions:
-        """Return what is kept while so many `tokens` enter the bank.
+    def limits(
+        self, numbers: Tensor, tokens: int, came: Tensor, parts: Sequence[slice]
+    ) -> list[MergeExclusions]:
+        """Return what is kept, in each of these parts of the heads, while so many `tokens` enter
+        the bank.
 
         Args:
             numbers: those of `plan`, on the device.
             tokens: how many enter.
             came: `[B]` int64, how many entered before.
+            parts: slices of the B heads.
         """
         share = torch.addcmul(numbers[1], self._repeated, numbers[0], value=-1).clamp_(0, 1)[
             :, None
@@ -142,7 +139,11 @@ class NoveltyCounts(StateTensors):
                 .add(0.5)
                 .mul(MOST_STREAM_COUNT)
             )
-        return MergeExclusions(numbers[2].long(), share, first, newest, self._spreads)
+        step = numbers[2].long()
+        return [
+            MergeExclusions(step, share[heads], first[heads], newest[heads], self._spreads)
+            for heads in parts
+        ]
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
         """Return seven numbers: scale and offset of the share; the step; the bounds for first and

@@ -55,7 +55,7 @@ from torch import Tensor
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.device import arrays
 from protokv.device.arrays import concat_rows, find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.device.kernels import multiplies_bfloat16
@@ -101,8 +101,10 @@ class DurableRule(BankRule[DurableConfig]):
         """Declare the counts of novelty, the weights of the near window, the known costs and whose
         turn it is.
         """
-        dims = (LAYER, "kv_head", "prototype")
-        size = (shape.layers, shape.kv_heads, config.prototypes)
+        declare = shape.axes(prototype=config.prototypes).declare
+        head = "layer kv_head"
+        known = "half of the least cost of a merge, as far as known"
+        tried = "slots from the front that were candidates"
         return (
             *NoveltyCounts.declare(shape),
             *(
@@ -110,20 +112,8 @@ class DurableRule(BankRule[DurableConfig]):
                 if RepeatWeights.acts(config, shape)
                 else ()
             ),
-            TensorSpec(
-                "rule.cost",
-                dims,
-                size,
-                torch.float32,
-                "half of the least cost of a merge, as far as known",
-            ),
-            TensorSpec(
-                "rule.tried",
-                dims[:2],
-                size[:2],
-                torch.int64,
-                "slots from the front that were candidates",
-            ),
+            declare("rule.cost", f"{head} prototype", torch.float32, known),
+            declare("rule.tried", head, torch.int64, tried),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
@@ -180,38 +170,35 @@ class DurableRule(BankRule[DurableConfig]):
         """Return the numbers of `NoveltyCounts`."""
         return self._novelty.plan(step, move)
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
         """Put evicted tokens into the bank at time `step`."""
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
         (B, K, _), T = self._size, tokens.keys.shape[1]
-        C = min(
-            K,
-            max(
-                -(-T * 3 // 2), K if K <= WHOLE_BANK_PROTOTYPES else WHOLE_BANK_PROTOTYPES * 2 // 3
-            ),
-        )
-        usable = tokens.mass > 0
-        limits = self._novelty.limits(numbers, T, self._bank.opened.view(B))
-        if C == K and self.prototypes_used is not None:
-            self.prototypes_used = K
-        if len(self._line) < C + T:
-            self._line = torch.arange(C + T, device=self._line.device)
-        centers = torch.cat((tokens.keys, tokens.values), 2)
-        rows = torch.cat((tokens.mass[:, None], limits.step.expand(T, 1), tokens.positions), 1)
-        # A token without mass has no step and no position.
-        rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
+        least = K if K <= WHOLE_BANK_PROTOTYPES else WHOLE_BANK_PROTOTYPES * 2 // 3
+        C = min(K, max(-(-T * 3 // 2), least))
         # A CPU works on a few heads at once, so that their numbers stay in its cache. A device
         # works on all: every part would cost it launches.
         with_all = (
             (T + -(-T // _IN_TURN)) * K if C < K and self._cost.device.type in _AT_ONCE else 0
         )
+        parts = [*self._parts(B, max((C + T) ** 2, with_all))]
+        usable = tokens.mass > 0
+        limits = self._novelty.limits(numbers, T, self._bank.opened.view(B), parts)
+        if C == K and self.prototypes_used is not None:
+            self.prototypes_used = K
+        if len(self._line) < C + T:
+            self._line = torch.arange(C + T, device=self._line.device)
+        centers = torch.cat((tokens.keys, tokens.values), 2)
+        rows = torch.cat((tokens.mass[:, None], limits[0].step.expand(T, 1), tokens.positions), 1)
+        # A token without mass has no step and no position.
+        rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
         changed = [
-            self._take_in_(heads, centers[heads], rows[heads], usable, limits.at(heads), C)
-            for heads in self._parts(B, max((C + T) ** 2, with_all))
+            self._take_in_(heads, centers[heads], rows[heads], usable, own, C)
+            for heads, own in zip(parts, limits, strict=True)
         ]
         self._bank.opened += usable.sum()
-        return concat_rows(changed)
+        return tuple(map(concat_rows, zip(*changed, strict=True)))
 
     def _take_in_(
         self,
@@ -221,9 +208,9 @@ class DurableRule(BankRule[DurableConfig]):
         usable: Tensor,
         limits: MergeExclusions,
         C: int,
-    ) -> Tensor:
-        """Put tokens with these centres and rows into the bank of some heads; return the rows of
-        it that changed.
+    ) -> tuple[Tensor, ...]:
+        """Put tokens with these centres and rows into the bank of some heads; return what
+        `absorb_` does.
         """
         bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
         sketch = self._sketch(centers, usable)
@@ -242,13 +229,13 @@ class DurableRule(BankRule[DurableConfig]):
         centers, rows, cost = self._merge(centers, sketch, torch.cat((of_own, rows), 1), limits, C)
         mass = rows[..., 0].flatten()
         bank.rows.index_copy_(0, chosen, rows.flatten(0, 1))
-        centers = bank.write_(chosen, centers.flatten(0, 1), mass)
+        centers, *shown = bank.write_(chosen, centers.flatten(0, 1), mass)
         if searched:
             self._sketches.flatten(0, 1).index_copy_(0, chosen, self._sketch(centers, mass > 0))
             self._shares.view(-1).index_copy_(0, chosen, self._share(mass))
         if C < K:
             self._cost.view(-1).index_copy_(0, chosen, cost.flatten())
-        return chosen
+        return chosen, *shown
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.slots import KVSlots
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.device.arrays import write_rows_
 
 
@@ -30,22 +30,17 @@ class PaperBank(PrototypeBank):
     @classmethod
     def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare a bank of K prototypes."""
-        dims = (LAYER, "kv_head", "prototype", "xy")
-        size = (shape.layers, shape.kv_heads, prototypes, 2)
+        declare = shape.axes(prototype=prototypes, xy=2, xy_other=2).declare
+        dims = "layer kv_head prototype xy"
         share = "share of the image"
+        f32 = torch.float32
         keys, values, mass, *others = super().declare(shape, prototypes)
         return (
             keys,
             values,
             mass,
-            TensorSpec("bank.mean", dims, size, torch.float32, "mean place of its tokens", share),
-            TensorSpec(
-                "bank.covariance",
-                (*dims, "xy_other"),
-                (*size, 2),
-                torch.float32,
-                "covariance of their places",
-            ),
+            declare("bank.mean", dims, f32, "mean place of its tokens", share),
+            declare("bank.covariance", f"{dims} xy_other", f32, "covariance of their places"),
             *others,
         )
 

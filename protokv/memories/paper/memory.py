@@ -53,17 +53,19 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
         """Return the class of the bank."""
         return PaperBank
 
-    def _absorb(self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor) -> Tensor:
+    def _absorb(
+        self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run Algorithms 1 and 2."""
         assert isinstance(rule, PaperPrototypeRule)
-        changed = super()._absorb(rule, leaving, step, numbers)
+        (changed,) = super()._absorb(rule, leaving, step, numbers)
         kept = rule.maintain_(lambda: self._far_tokens(self._near.newest()), step)
-        return torch.cat((changed, kept))
+        return (torch.cat((changed, kept)),)
 
-    def _write_rows(self, rows: Tensor) -> None:
+    def _write_rows(self, rows: Tensor, centers: Sequence[Tensor]) -> None:
         """Write the S pseudo-tokens of prototypes `rows` `[n]`."""
         S = self._config.pseudo_tokens
-        keys, values = (center[:, None].expand(-1, S, -1) for center in self._bank.centers(rows))
+        keys, values = (center[:, None].expand(-1, S, -1) for center in centers)
         if self._residuals is not None:
             key_modes, value_modes = self._residuals.modes(rows, S)
             keys = keys + key_modes

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from protokv.core.tensors import LAYER, MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 _COUNTS = ("residual.key_counts", "residual.value_counts")
@@ -86,65 +86,45 @@ class ResidualStats(StateTensors):
         """Declare the statistics of K prototypes. The reservoir is gone once all heads are
         fitted.
         """
-        D = shape.head_size
-        G = config.subquantizers
-        C = config.codewords
         R = config.warmup_residuals
-        head = (LAYER, "kv_head")
-        heads = (shape.layers, shape.kv_heads)
-        slot = (*head, "prototype")
-        slots = (*heads, prototypes)
+        declare = shape.axes(
+            prototype=prototypes,
+            residual=R,
+            subquantizer=config.subquantizers,
+            codeword=config.codewords,
+            part_feature=shape.head_size // config.subquantizers,
+        ).declare
+        head = "layer kv_head"
+        slot = f"{head} prototype"
         f32 = torch.float32
         i32 = torch.int32
         i64 = torch.int64
 
         def count(name: str, meaning: str) -> TensorSpec:
-            dims = (*slot, "subquantizer", "codeword")
-            return TensorSpec(name, dims, (*slots, G, C), i32, meaning, "tokens")
+            return declare(name, f"{slot} subquantizer codeword", i32, meaning, "tokens")
 
         def book(name: str, meaning: str) -> TensorSpec:
-            dims = (*head, "subquantizer", "codeword", "part_feature")
-            return TensorSpec(name, dims, (*heads, G, C, D // G), f32, meaning)
+            return declare(name, f"{head} subquantizer codeword part_feature", f32, meaning)
 
         def waiting(name: str, meaning: str) -> TensorSpec:
-            dims = (*head, "residual", "feature")
-            return TensorSpec(name, dims, (*heads, R, D), f32, meaning, optional=True)
+            return declare(name, f"{head} residual feature", f32, meaning, optional=True)
 
-        owner = (*head, "residual")
         wait = "residuals that wait for the codebooks"
+        whose = "their prototype; -1: none"
         return (
             count("residual.key_counts", "key codes counted"),
             count("residual.value_counts", "value codes counted"),
-            TensorSpec(
-                "residual.updates", slot, slots, i32, "residuals counted or waiting", "tokens"
-            ),
+            declare("residual.updates", slot, i32, "residuals counted or waiting", "tokens"),
             book("codebook.keys", "codewords of key residuals"),
             book("codebook.values", "codewords of value residuals"),
-            TensorSpec(
-                "codebook.fitted", head, heads, torch.bool, "whether a head has its codebooks"
-            ),
+            declare("codebook.fitted", head, torch.bool, "whether a head has its codebooks"),
             waiting("warmup.keys", f"key {wait}"),
             waiting("warmup.values", f"value {wait}"),
-            TensorSpec(
-                "warmup.owner",
-                owner,
-                (*heads, R),
-                i64,
-                "their prototype; -1: none",
-                fill=-1,
-                optional=True,
-            ),
+            declare("warmup.owner", f"{head} residual", i64, whose, fill=-1, optional=True),
             # If the tensor is absent, all heads are fitted, and a fitted head had a full
             # reservoir.
-            TensorSpec(
-                "warmup.count",
-                head,
-                heads,
-                i64,
-                "residuals that came",
-                "tokens",
-                fill=R,
-                optional=True,
+            declare(
+                "warmup.count", head, i64, "residuals that came", "tokens", fill=R, optional=True
             ),
         )
 

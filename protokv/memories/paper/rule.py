@@ -44,12 +44,12 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         """Return which prototypes moved."""
         return {"bank": (self._moved,)}
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
         """Run Algorithm 1 for the evicted tokens of one step."""
         tokens = leave_out_uncounted(tokens)
         if tokens.keys.shape[1]:
             self._assign_(tokens, step)
-        return self._bank.take_touched_()
+        return (self._bank.take_touched_(),)
 
     def _assign_(self, tokens: FarTokens, step: int) -> None:
         rows, *residuals = assign_tokens_(self._bank, tokens, step, self._config)

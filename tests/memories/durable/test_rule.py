@@ -38,7 +38,7 @@ class Watched(DurableRule):
 
     compared = 0
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> Tensor:
+    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
         bank = self._bank
         before = self._points()
         keeps = []
@@ -298,8 +298,10 @@ def test_centres_are_rounded_as_written_out() -> None:
     generator = torch.Generator().manual_seed(2)
     centers = torch.randn(60, 24, generator=generator)
     mass = torch.arange(60) * 37 % 1500
-    found = bank.write_(torch.arange(60), centers, mass)
-    assert torch.equal(found, bank.read(torch.arange(60)))
+    rows = torch.arange(60)
+    found, shown = bank.write_(rows, centers, mass)
+    assert torch.equal(found, bank.read(rows))
+    assert torch.equal(shown, bank.centers(rows)[0])
     for row in range(1, 60):
         key, value = centers[row].split(12)
         assert torch.equal(found[row], torch.cat(round_center(key, value, int(mass[row])))), row

@@ -1,0 +1,214 @@
+"""Questions to sessions of one model, answered together: one forward for the tokens of all.
+
+Everything in a decoder but attention works on each token by itself. So the tokens of some questions
+stand one after the other, each at its own position. Attention splits them: each token reads the
+context of its session, and the tokens of its own question. A question that is answered leaves, and
+nobody waits for it. Answers are those one by one, up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, groupby
+from typing import Any, Final
+
+import torch
+
+from protokv.core.attention import ContextReaders, TokenCache
+from protokv.core.backbone import Backbone
+from protokv.core.context import CachedContext, Context
+from protokv.core.decoding import Decoding
+from protokv.stream.answer import Answer
+from protokv.stream.asking import AskedStream
+from protokv.stream.reading import QuestionLogits
+
+MOST_TOGETHER: Final = 8
+"""Questions in one forward: each token is compared with those of all other questions, too."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedQuestion:
+    """A question to a session, and how it is asked: what `AskedStream.stream` takes."""
+
+    session: AskedStream
+    question: str
+    decoding: Decoding | None = None
+    how: Mapping[str, Any] = field(default_factory=dict)
+    is_given_up: Callable[[], bool] = bool  # nobody waits for its answer any more
+
+
+Said = tuple[AskedQuestion, str | Answer | Exception]
+"""A question, and a piece of its answer, the whole answer, or why there is none."""
+
+
+class _Reader:
+    """A question that is being answered."""
+
+    wanted: Any = None  # ids or tokens to forward next; None: it is answered
+    context: Context
+    position: int  # of what it wants
+
+    def __init__(self, asked: AskedQuestion, number: int) -> None:
+        self.asked = asked
+        self.number = number
+        session = asked.session
+        answer: Any = session.begin_answer if session.joins else session.stream
+        self._pieces = answer(asked.question, asked.decoding, **asked.how)
+
+    def go_on(self, sent: Any = None) -> Iterator[Said]:
+        """Send what was forwarded; yield what comes of it, until more is wanted."""
+        self.wanted = None
+        try:
+            while not self.asked.is_given_up():
+                item = self._pieces.send(sent)
+                sent = None
+                if not isinstance(item, str):
+                    self.wanted = item
+                    return
+                yield self.asked, item
+        except StopIteration as end:
+            yield self.asked, end.value
+        # A question that cannot be answered leaves the others alone.
+        except Exception as error:
+            yield self.asked, error
+
+
+def answer_together(join: Callable[[], Iterable[AskedQuestion]]) -> Iterator[Said]:
+    """Yield what comes of each question.
+
+    `join` is called before each forward, and returns the questions that come in. Sessions whose
+    questions do not join others (`AskedStream.joins`) answer one after the other. No session takes
+    a step meanwhile.
+    """
+    batches = dict[Backbone, _Batch]()
+    live = list[_Reader]()
+    numbers = count()
+    while True:
+        for asked in join():
+            live.append(_Reader(asked, next(numbers)))
+            yield from live[-1].go_on()
+        live = [one for one in live if one.wanted is not None and not one.asked.is_given_up()]
+        if not live:
+            return
+        # Those of one session stand together.
+        live.sort(key=lambda one: (id(one.asked.session.backbone), id(one.asked.session)))
+        for model, group in groupby(live, lambda one: one.asked.session.backbone):
+            some = list(group)
+            if model not in batches:
+                batches[model] = _Batch(model)
+            for one, sent in zip(some, batches[model].forward(some), strict=True):
+                yield from one.go_on(sent)
+
+
+def ask_together(
+    asked: Sequence[AskedQuestion], most: int = MOST_TOGETHER
+) -> Iterator[Answer | Exception]:
+    """Yield the answers to some questions in their order, or why there is none; at most so many are
+    answered together.
+    """
+    coming = iter(asked)
+    found = dict[AskedQuestion, Answer | Exception]()
+    begun = 0
+
+    def join() -> Iterator[AskedQuestion]:
+        nonlocal begun
+        while begun < len(asked) and begun - len(found) < most:
+            begun += 1
+            yield asked[begun - 1]
+
+    one = next(coming, None)
+    for other, item in answer_together(join):
+        if not isinstance(item, str):
+            found[other] = item
+        while one is not None and one in found:
+            yield found[one]
+            one = next(coming, None)
+
+
+class _Batch:
+    """The layers of a model while it forwards the tokens of some questions."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._cache = backbone.new_cache()
+        self._owners = list[int]()  # whose each of its tokens is
+        # what the questions of a session attend to, and where they begin
+        self._shown = dict[AskedStream, tuple[Context, int]]()
+
+    @torch.inference_mode()
+    def forward(self, some: Sequence[_Reader]) -> list[Any]:
+        """Return what each of some questions waits for; those of one session stand together."""
+        backbone = self._backbone
+        cache = self._cache
+        self._forget_others({one.number for one in some})
+        new = [one for one in some if isinstance(one.wanted, list)]
+        for one in new:
+            self._place(one)
+        sizes = [len(one.wanted) for one in some]
+        self._owners += [one.number for one in some for _ in one.wanted]
+        cache.readers = self._find_readers(some)
+        records = any(one.asked.how.get(name) for one in new for name in ("evidence", "promise"))
+        cache.queries = [] if records else None
+        lines = [backbone.text_positions(one.position, len(one.wanted)) for one in some]
+        embedded = backbone.embed_token(torch.cat([one.wanted for one in some]))
+        hidden = backbone.forward(embedded, torch.cat(lines), cache)
+        logits = backbone.logits(torch.stack([part[-1] for part in torch.split(hidden, sizes)]))
+        found: list[Any] = [*logits]
+        first = 0
+        for index, one in enumerate(some):
+            one.position += sizes[index]
+            tokens = slice(first, first := first + sizes[index])
+            if one in new:
+                own = self._copy_part(one.context, tokens)
+                scores = logits[index : index + 1]
+                found[index] = QuestionLogits(scores, own, one.position, lines[0][:0])
+        return found
+
+    def _forget_others(self, live: set[int]) -> None:
+        """Forget the tokens of questions that are answered, if they are more than half."""
+        kept = [row for row, owner in enumerate(self._owners) if owner in live]
+        if 2 * len(kept) < len(self._owners):
+            for layer in self._cache.memory_layers:
+                layer.keep(kept)
+            self._owners = [self._owners[row] for row in kept]
+
+    def _place(self, one: _Reader) -> None:
+        """Give a new question its tokens, what it attends to, and where it stands. Those of one
+        session attend to one context, unless its memory retrieves for each.
+        """
+        session = one.asked.session
+        known = self._shown.get(session)
+        (ids,), context, one.position = session.aim(one.wanted, shown=known)
+        one.context = context if known else CachedContext(context)
+        one.wanted = torch.tensor(ids, device=self._backbone.device)
+        if not session.memory.retrieves:
+            self._shown[session] = one.context, one.position
+
+    def _find_readers(self, some: Sequence[_Reader]) -> list[ContextReaders]:
+        """Return who reads which context, when their tokens are the last ones."""
+        seen = None
+        first = 0
+        if len(set(self._owners)) > 1:
+            owners = torch.tensor(self._owners, device=self._backbone.device)
+            before = len(owners) - sum(len(one.wanted) for one in some)
+            seen = (owners == owners[before:, None]).tril_(before)
+        found = []
+        for context, group in groupby(some, lambda one: one.context):
+            tokens = slice(first, first := first + sum(len(one.wanted) for one in group))
+            found.append(ContextReaders(context, tokens, None if seen is None else seen[tokens]))
+        return found
+
+    def _copy_part(self, context: Context, tokens: slice) -> TokenCache:
+        """Return what is read of a question that was just forwarded, at `tokens`: what it attended
+        to; if queries were recorded, also these, and its keys.
+        """
+        queries = self._cache.queries
+        own = TokenCache(0) if queries is None else self._cache.fork()
+        own.context = context
+        if queries is not None:
+            own.queries = [query[:, tokens] for query in queries]
+            before = len(self._owners) - queries[0].shape[1]
+            for layer in own.memory_layers:
+                layer.keep(range(before + tokens.start, before + tokens.stop))
+        return own

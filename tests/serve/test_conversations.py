@@ -1,0 +1,416 @@
+"""Conversations with pictures: each goes on with a session of its own, whatever a client has
+dropped of it, and costs no more than a session does.
+"""
+
+import base64
+import gc
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.exceptions import HTTPException
+from starlette.testclient import TestClient
+
+import protokv
+from protokv.errors import ConfigError
+from protokv.ingestion import IngestOptions
+from protokv.serve import FedSessionLimits, FedSessions, ServerLimits, StateFolder, build_app
+from protokv.serve.chat import parse_chat_request
+from protokv.serve.conversations import ChatMessage
+from protokv.serve.sessions import parse_session_request
+from protokv.stream.session import Session
+from tests.conftest import random_frames
+from tests.mock_backbone import MockBackbone
+from tests.serve.conftest import server
+from tests.serve.test_serve import client
+from tests.serve.test_sessions import CONFIG, calls, encode
+
+FRAMES = random_frames(3, 60, 10, 15)
+FILES = [encode(frame, lossless=True) for frame in FRAMES]
+QUESTION = "what is it"
+
+
+def picture(file: bytes, form: str = "webp") -> dict[str, Any]:
+    url = f"data:image/{form};base64,{base64.b64encode(file).decode()}"
+    return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+
+def turn(i: int, said: str = QUESTION) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": said}, picture(FILES[i])]}
+
+
+def feed(folder: Path, most: int = 3, **limits: Any) -> FedSessions:
+    states = StateFolder(folder, MockBackbone())
+    return FedSessions(states, IngestOptions(config=CONFIG), FedSessionLimits(most, **limits))
+
+
+def read(messages: Sequence[Any]) -> Sequence[ChatMessage]:
+    body = json.dumps({"model": "mock", "messages": messages}).encode()
+    return parse_chat_request(body, MockBackbone().decoding).messages
+
+
+def converse(fed: FedSessions, messages: Sequence[Any], key: bytes = b"") -> Session:
+    return fed.converse(key, read(messages), lambda: False)
+
+
+def watch(indices: Sequence[int]) -> Session:
+    """A session to which pictures are pushed, each twice, as a step has two."""
+    session = Session.start(MockBackbone(), CONFIG)
+    for i, frame in enumerate(indices):
+        for half_s in (0.0, 0.5):
+            session.push(FRAMES[frame], i + half_s)
+    return session
+
+
+def check_same(found: Session, expected: Session) -> None:
+    assert found.clock == expected.clock
+    torch.testing.assert_close(found.tensors(), expected.tensors(), rtol=0, atol=0)
+    choices = ["red", "green"]
+    assert found.choose(QUESTION, choices).probabilities == (
+        expected.choose(QUESTION, choices).probabilities
+    )
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time at which pictures arrive; it stands until a test moves it."""
+    now_s = [50.0]
+    monkeypatch.setattr("protokv.serve.conversations.monotonic", lambda: now_s[0])
+    return now_s
+
+
+@pytest.mark.parametrize("most", [99, 7, 6, 5])
+def test_a_conversation_that_grows_is_a_session_to_which_its_new_pictures_are_pushed(
+    tmp_path: Path, most: int
+) -> None:
+    fed = feed(tmp_path)
+    sent: list[Any] = []
+    for i in range(12):
+        sent = [*sent, turn(i, f"frame {i}")][-most:]
+        check_same(converse(fed, sent), watch(range(i + 1)))
+        # Asked again, it knows all of it, and nothing is fed twice.
+        check_same(converse(fed, sent), watch(range(i + 1)))
+        sent.append({"role": "assistant", "content": f"nothing {i}"})
+    assert len(fed._conversations) == 1
+
+
+def test_a_picture_stands_at_its_time_of_arrival(tmp_path: Path, clock: list[float]) -> None:
+    fed = feed(tmp_path)
+    ends = []
+    for i in range(3):
+        ends.append(converse(fed, [turn(k) for k in range(i + 1)]).clock.stream_time_s)
+        clock[0] += 30.0
+    assert ends == [1.0, 31.0, 61.0]
+
+
+def test_two_clients_share_a_beginning_and_no_session(tmp_path: Path) -> None:
+    fed = feed(tmp_path)
+    start = [turn(0), {"role": "assistant", "content": "a door"}]
+    ours = converse(fed, [*start, turn(1)])
+    theirs = converse(fed, [*start, turn(2)])
+    assert ours is not theirs
+    check_same(theirs, watch([0, 2]))
+    for i in (3, 4):
+        answered = {"role": "assistant", "content": "nobody"}
+        own = [*start, turn(1), answered, turn(3), answered, turn(4)][: 2 * i - 1]
+        check_same(converse(fed, own), watch([0, 1, 3, 4][:i]))
+    check_same(converse(fed, [*start, turn(2)]), watch([0, 2]))
+    # The same words of another client are another conversation.
+    assert converse(fed, [*start, turn(2)], b"another key") not in (ours, theirs)
+
+
+def test_nobody_goes_on_with_one_of_two_that_end_alike_or_by_a_single_picture(
+    tmp_path: Path,
+) -> None:
+    fed = feed(tmp_path, most=9)
+    first, second = ([turn(i), turn(5), turn(6)] for i in (0, 1))
+    one = converse(fed, first)
+    check_same(converse(fed, [turn(6), turn(7)]), watch([6, 7]))
+    assert converse(fed, first) is one
+    converse(fed, second)
+    check_same(converse(fed, [turn(5), turn(6), turn(8)]), watch([5, 6, 8]))
+    check_same(converse(fed, [*first, turn(8)]), watch([0, 5, 6, 8]))
+
+
+def test_a_conversation_that_is_gone_is_made_anew_from_what_is_sent(
+    tmp_path: Path,
+) -> None:
+    fed = feed(tmp_path, most=2, idle_s=0.0)
+    sent = [turn(i) for i in range(4)]
+    first = converse(fed, sent)
+    fed.put_away()
+    assert not fed._conversations
+    again = converse(fed, sent[1:])
+    assert again is not first
+    check_same(again, watch([1, 2, 3]))
+    # One that goes on stays, whatever single requests come.
+    again = converse(fed, [*sent[1:], turn(4)])
+    for i in range(10, 20):
+        converse(fed, [turn(i)])
+    check_same(converse(fed, [*sent[1:], turn(4), turn(5)]), watch([1, 2, 3, 4, 5]))
+    # Named sessions come first, and take the last place, too.
+    for left in (1, 0):
+        fed.open(parse_session_request(b""))
+        assert len(fed._conversations) == left
+    with pytest.raises(HTTPException, match="503"):
+        converse(fed, sent)
+
+
+def test_a_thousand_abandoned_conversations_cost_no_more_than_a_few(tmp_path: Path) -> None:
+    fed = feed(tmp_path, most=3)
+    for i in range(1000):
+        converse(fed, [turn(i % 50, f"frame {i}")])
+        assert len(fed._conversations) <= 3
+    fed.put_away()
+    gc.collect()
+    assert sum(isinstance(one, Session) for one in gc.get_objects()) <= 3 + 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_read_leaves_a_conversation_as_it_was(tmp_path: Path) -> None:
+    fed = feed(tmp_path, frame_pixels=10 * 15)
+    sent = [turn(0)]
+    converse(fed, sent)
+    bad = {"role": "user", "content": [turn(1)["content"][1], picture(FILES[2][:-9])]}
+    with pytest.raises(ConfigError, match="no whole JPEG"):
+        converse(fed, [*sent, bad])
+    with pytest.raises(HTTPException, match="150 pixels"):
+        converse(
+            fed, [*sent, {"role": "user", "content": [picture(encode(FRAMES[0].repeat(2, 0)))]}]
+        )
+    with pytest.raises(HTTPException, match="left"):
+        fed.converse(b"", read([*sent, turn(1)]), lambda: True)
+    check_same(converse(fed, [*sent, turn(3)]), watch([0, 3]))
+
+
+def test_a_client_gets_answers_about_its_pictures_whole_and_in_pieces(tmp_path: Path) -> None:
+    with (
+        server(tmp_path, feed=(IngestOptions(config=CONFIG), None)) as address,
+        client(address) as one,
+    ):
+        assert [model.id for model in one.models.list()] == ["mock"]
+        assert one.models.retrieve("mock").id == "mock"
+        sent: list[Any] = [{"role": "system", "content": "be brief"}]
+        for i in range(5):
+            sent.append(turn(i))
+            expected = watch(range(i + 1)).ask(QUESTION, system="be brief")
+            whole: Any = one.chat.completions.create(
+                model="mock", messages=sent, tools=None, logprobs=True
+            )
+            (choice,) = whole.choices
+            assert choice.message.content == expected.text
+            assert len(choice.logprobs.content) == expected.tokens == whole.usage.completion_tokens
+            pieces: Any = one.chat.completions.create(model="mock", messages=sent, stream=True)
+            text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+            assert text.strip() == expected.text
+            sent.append({"role": "assistant", "content": expected.text})
+        # One without pictures is answered, too.
+        hello: Any = [{"role": "user", "content": "hi"}]
+        assert one.chat.completions.create(model="mock", messages=hello).choices
+
+
+def test_single_requests_are_remembered_by_the_session_that_they_name(tmp_path: Path) -> None:
+    feed = (IngestOptions(config=CONFIG), None)
+
+    def ask(address: str, i: int) -> Any:
+        # What was sent before is seen already.
+        old: Any = [turn(50 + i), {"role": "assistant", "content": "red"}]
+        sent: Any = [*old, turn(i)] if i % 2 else [turn(i)]
+        with client(address) as one:
+            return one.chat.completions.create(model="porch", messages=sent)
+
+    for first in (0, 2):
+        with server(tmp_path, feed=feed) as address:
+            if not first:
+                assert calls(address)(body={"name": "porch"})[0] == 201
+            for i in (first, first + 1):
+                expected = watch(range(i + 1))
+                reply = ask(address, i)
+                assert reply.choices[0].message.content == expected.ask(QUESTION).text
+    saved = protokv.load(tmp_path / "porch.safetensors", MockBackbone())
+    torch.testing.assert_close(
+        saved.tensors()["near.keys"], watch(range(4)).tensors()["near.keys"], rtol=0, atol=0
+    )
+    assert saved.clock.steps == 4
+
+
+def nest(depth: int) -> str:
+    return '{"model": "mock", "messages": ' + "[" * depth + "]" * depth + "}"
+
+
+REFUSED = [
+    ([picture(b"GIF89a" + bytes(20), "gif")], 400, "no whole JPEG"),
+    ([{"type": "image_url", "image_url": {"url": "https://localhost/a.jpg"}}], 400, "no address"),
+    ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], 400, "no address"),
+    (
+        [{"type": "image_url", "image_url": {"url": "data:image/png;base64,a*b="}}],
+        400,
+        "no address",
+    ),
+    ([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}], 400, "no address"),
+    ([picture(encode(np.zeros((700, 600, 3), np.uint8), "PNG"), "png")], 413, "400,000 pixels"),
+    ([picture(bytes(9000))], 413, "8,000 bytes"),
+    ([picture(FILES[0])] * 200, 413, "a request has at most"),
+    ([{"type": "input_audio", "input_audio": {}}], 400, "input_audio"),
+]
+
+
+@pytest.fixture(scope="module")
+def strict(made: Path) -> Any:
+    """A client of an application with small limits."""
+    limits = FedSessionLimits(frame_bytes=8000, frame_pixels=400_000)
+    states = StateFolder(made, MockBackbone())
+    fed = FedSessions(states, IngestOptions(config=CONFIG), limits)
+    app = build_app(states, fed=fed, limits=ServerLimits(picture_bytes=150_000))
+    with TestClient(app, base_url="http://localhost") as one:
+        yield one
+
+
+@pytest.mark.parametrize(("parts", "status", "why"), REFUSED)
+def test_pictures_that_cannot_be_are_refused_in_a_line(
+    strict: TestClient, parts: list[Any], status: int, why: str
+) -> None:
+    said = [{"type": "text", "text": QUESTION}]
+    asked = {"model": "mock", "messages": [{"role": "user", "content": said + parts}]}
+    reply = strict.post("/v1/chat/completions", json=asked)
+    assert (reply.status_code, why in reply.json()["error"]["message"]) == (status, True), (
+        reply.text
+    )
+
+
+def test_pictures_are_for_the_user_and_for_the_model_alone(strict: TestClient, made: Path) -> None:
+    def ask(one: TestClient, model: str, messages: Any, status: int = 400, **more: Any) -> str:
+        asked = {"model": model, "messages": messages, **more}
+        reply = one.post("/v1/chat/completions", json=asked)
+        assert reply.status_code == status
+        said: str = reply.json()["error"]["message"]
+        return said
+
+    assert "not of a session" in ask(strict, "door", [turn(0)], 409)
+    assert "it is always now" in ask(strict, "mock", [turn(0)], at="1s")
+    assert "it is always now" in ask(strict, "door", [turn(0)], at="1s")
+    assert "of the user" in ask(strict, "mock", [turn(0), turn(0) | {"role": "assistant"}, turn(1)])
+    assert "length <= 4096" in ask(strict, "mock", [{"role": "user"}] * 4097)
+    app = build_app(StateFolder(made, MockBackbone()))
+    with TestClient(app, base_url="http://localhost") as one:
+        assert "--sessions" in ask(one, "door", [turn(0)])
+    for depth in (200, 50_000):
+        reply = strict.post("/v1/chat/completions", content=nest(depth))
+        assert reply.status_code == 400
+
+
+YES = {"type": "boolean"}
+
+
+def schema(**fields: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": [*fields],
+        "additionalProperties": False,
+        "title": "Seen",
+    }
+
+
+def ask_for(asked: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": asked}}
+
+
+FEW: list[tuple[dict[str, Any], list[Any]]] = [
+    ({"enum": ["red", "green"]}, ["red", "green"]),
+    ({"type": "string", "enum": ["red", 3, "green"]}, ["red", "green"]),
+    (schema(met=YES | {"description": "whether"}), [{"met": False}, {"met": True}]),
+    (
+        schema(met=schema(colour={"enum": ["red", "blue"]}), wait={"const": 3}),
+        [{"met": {"colour": "red"}, "wait": 3}, {"met": {"colour": "blue"}, "wait": 3}],
+    ),
+    (
+        {"enum": [{"met": False, "why": "red"}, {"met": True, "why": "star"}]},
+        [{"met": False, "why": "red"}, {"met": True, "why": "star"}],
+    ),
+]
+
+
+class Answering(MockBackbone):
+    """One that knows yes and no."""
+
+    def encode(self, text: str) -> list[int]:
+        words = {"no": "left", "yes": "right"}
+        return super().encode(" ".join(words.get(one, one) for one in text.lower().split()))
+
+
+@pytest.mark.parametrize(("asked", "answers"), FEW)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
+def test_a_schema_of_few_answers_is_a_choice_among_them(
+    made: Path, asked: dict[str, Any], answers: list[Any], streamed: bool
+) -> None:
+    with server(made, Answering()) as address, client(address) as one:
+        reply: Any = one.chat.completions.create(
+            model="door",
+            messages=[{"role": "user", "content": QUESTION}],
+            response_format=ask_for(asked),
+            stream=streamed,
+        )
+        pieces = list(reply) if streamed else []
+    text = (
+        "".join(one.choices[0].delta.content or "" for one in pieces)
+        if streamed
+        else reply.choices[0].message.content
+    )
+    assert json.loads(text) in answers
+    chances = (pieces[-1] if streamed else reply).probabilities
+    assert [json.loads(one) for one in chances] == answers
+    assert chances[text] == max(chances.values())
+
+
+FREE: list[Any] = [
+    {"type": "json_object"},
+    ask_for({}),
+    ask_for({"type": "string"}),
+    ask_for({"enum": []}),
+    ask_for({"enum": "red"}),
+    ask_for({"type": ["string"], "enum": ["red", "green"]}),
+    ask_for({"type": "integer", "enum": [True, False]}),
+    ask_for({"enum": ["red", "red"]}),
+    ask_for({"enum": ["red", "green"], "pattern": "r"}),
+    ask_for(schema(a=YES, b=YES)),
+    ask_for(schema(a=YES, why={"type": "string"})),
+    ask_for(schema(a=YES) | {"required": ["b", {}]}),
+    ask_for(schema(a=YES) | {"minProperties": 3}),
+    ask_for(schema(a={"enum": list(range(65))})),
+    ask_for(schema(**{f"a{i}": YES for i in range(2000)})),
+]
+
+
+@pytest.mark.parametrize("form", FREE, ids=range(len(FREE)))
+def test_a_model_that_cannot_spell_json_writes_none(strict: TestClient, form: Any) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    asked = {"model": "door", "messages": messages, "response_format": form}
+    reply = strict.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 400
+    assert "such JSON cannot be written" in reply.json()["error"]["message"]
+
+
+def test_a_schema_within_schemas_is_refused_and_so_is_one_beside_choices(
+    strict: TestClient,
+) -> None:
+    deep: Any = YES
+    for _ in range(150):
+        deep = schema(a=deep)
+    messages = [{"role": "user", "content": QUESTION}]
+    asked: dict[str, Any] = {
+        "model": "door",
+        "messages": messages,
+        "response_format": ask_for(deep),
+    }
+    assert strict.post("/v1/chat/completions", json=asked).status_code == 400
+    for odd in ({"type": "json_schema"}, {"type": "xml"}, "text", ask_for([])):
+        reply = strict.post("/v1/chat/completions", json=asked | {"response_format": odd})
+        assert "response_format: expected" in reply.json()["error"]["message"]
+    asked |= {"response_format": ask_for({"enum": ["red", "green"]}), "choices": ["red", "blue"]}
+    reply = strict.post("/v1/chat/completions", json=asked)
+    assert "choices: response_format says" in reply.json()["error"]["message"]

@@ -1,0 +1,228 @@
+"""Questions that are answered together have the answers that they have one by one, in one forward
+for each token.
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.backbones import load_backbone
+from protokv.core.backbone import Backbone
+from protokv.core.decoding import Decoding
+from protokv.errors import ConfigError, QuestionError
+from protokv.memories import MemoryConfig
+from protokv.stream.answer import Answer
+from protokv.stream.session import Session
+from protokv.stream.together import AskedQuestion, answer_together, ask_together
+from protokv.words.transcript import Transcript
+from tests.backbones.tiny import BUILDERS, WORDS
+from tests.conftest import random_frames, watched
+from tests.tolerance import near_logits
+
+QUESTIONS = [" ".join(WORDS[first::7]) for first in range(2, 9)]
+MEMORIES: list[tuple[str, dict[str, Any], int]] = [
+    ("durable", {"budget": 41, "positions": "stream"}, 9),
+    ("durable", {"budget": 29, "positions": "compact"}, 13),
+    ("sliding-window", {"budget": 23}, 7),
+    ("full", {"budget": 10}, 5),
+    ("rekv", {"budget": 31}, 9),
+    # Its last steps are read again before each question, so none joins another.
+    ("durable", {"budget": 24, "recent_frames": 4, "positions": "compact"}, 5),
+]
+
+
+@pytest.fixture(scope="module")
+def sessions(tiny: Backbone) -> list[Session]:
+    found = [
+        watched(tiny, MemoryConfig.of(name, budget=17).with_fields(settings), range(steps))
+        for name, settings, steps in MEMORIES
+    ]
+    config = MemoryConfig.of("durable", budget=35).with_words(True)
+    spoken = Session.start(tiny, config, attachments=[Transcript()])
+    for step in range(4):
+        spoken.watch(random_frames(step), words=["the star is red"])
+    return [*found, spoken]
+
+
+def tell_apart(session: Any, ours: Answer, theirs: Answer) -> None:
+    """Compare answers that have chances, up to where the order of sums may choose another token."""
+    most = near_logits(session, torch.tensor([5.0]))["atol"]
+    assert ours.context_tokens == theirs.context_tokens
+    assert ours.turns == theirs.turns
+    assert ours.stream_time_s == theirs.stream_time_s
+    if ours.evidence is not None and theirs.evidence is not None:
+        shares = [[span.share for span in one.spans] for one in (ours.evidence, theirs.evidence)]
+        assert shares[0] == pytest.approx(shares[1], abs=1e-4)
+    if theirs.probabilities is not None:
+        assert ours.probabilities == pytest.approx(theirs.probabilities, abs=most)
+        return
+    assert ours.chances is not None
+    assert theirs.chances is not None
+    for mine, other in zip(ours.chances, theirs.chances, strict=False):
+        assert mine[1].log_probability == pytest.approx(other[1].log_probability, abs=most)
+        if mine[0].id != other[0].id:
+            assert abs(mine[1].log_probability - mine[2].log_probability) < most
+            return
+    assert ours.text == theirs.text
+    assert ours.finish_reason == theirs.finish_reason
+    assert ours.mean_logprob == pytest.approx(theirs.mean_logprob, abs=most)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[int, str, Decoding, dict[str, Any]]:
+    """Any of the sessions, a question of one to some thirty words, and a way to ask it."""
+    words = draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30))
+    how = {
+        "evidence": draw(st.booleans()),
+        "turns": draw(st.sampled_from([(), [("what is red ?", "a ring")]])),
+    }
+    length = draw(st.sampled_from([1, 2, 5, 11]))
+    ways: list[dict[str, Any]] = [
+        {"choices": ("red", "blue", "ring")},
+        {"max_new_tokens": length},
+        {"max_new_tokens": 11, "stop": ("ring", "star")},
+        {"max_new_tokens": length, "repetition_penalty": 1.7, "frequency_penalty": 0.4},
+        {"max_new_tokens": length, "temperature": 0.9, "seed": draw(st.integers(0, 9))},
+    ]
+    decoding = Decoding(top_logprobs=2, **draw(st.sampled_from(ways)))
+    return draw(st.integers(0, len(MEMORIES))), " ".join(words), decoding, how
+
+
+@given(
+    given=st.lists(asked(), min_size=1, max_size=9),
+    most=st.integers(1, 9),
+)
+def test_answers_together_are_those_one_by_one(
+    sessions: list[Session], given: list[tuple[int, str, Decoding, dict[str, Any]]], most: int
+) -> None:
+    each = [
+        AskedQuestion(sessions[place], text, decoding, how) for place, text, decoding, how in given
+    ]
+    for one, found in zip(each, ask_together(each, most), strict=True):
+        assert isinstance(found, Answer)
+        tell_apart(one.session, found, one.session.ask(one.question, one.decoding, **one.how))
+
+
+def count_forwards(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the tokens of each forward of a model."""
+    sizes = list[int]()
+    forward = backbone.forward
+
+    def counted(embeddings: Tensor, *rest: Any, **named: Any) -> Tensor:
+        sizes.append(len(embeddings))
+        return forward(embeddings, *rest, **named)
+
+    monkeypatch.setattr(backbone, "forward", counted)
+    return sizes
+
+
+def test_a_token_of_all_is_one_forward_and_who_is_done_leaves(
+    tiny: Backbone, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [1, 3, 6, 2]
+    each = [
+        AskedQuestion(sessions[place % 3], QUESTIONS[place], Decoding(max_new_tokens=n))
+        for place, n in enumerate(lengths)
+    ]
+    monkeypatch.setattr(tiny, "stop_ids", frozenset())
+    sizes = count_forwards(tiny, monkeypatch)
+    found = [one for one in ask_together(each) if isinstance(one, Answer)]
+    assert [one.tokens for one in found] == lengths
+    # The last token of an answer is not forwarded.
+    assert sizes[1:] == [sum(n > round for n in lengths) for round in range(1, max(lengths))]
+    assert sizes[0] == sum(len(tiny.question_ids(one.question)[0]) for one in each)
+
+
+def test_a_question_joins_when_another_has_gone_and_old_tokens_are_forgotten(
+    tiny: Backbone, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "stop_ids", frozenset())
+    decodings = [Decoding(max_new_tokens=2 + 5 * (place % 2), top_logprobs=2) for place in range(7)]
+    each = [
+        AskedQuestion(sessions[place % 2], question, decoding)
+        for place, (question, decoding) in enumerate(zip(QUESTIONS, decodings, strict=True))
+    ]
+    widths = list[int]()
+    layer = type(tiny.new_cache().memory_layers[0])
+    append = layer.append
+
+    def noted(self: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        found = append(self, *given)
+        widths.append(found[0].shape[-2])
+        return found
+
+    monkeypatch.setattr(layer, "append", noted)
+    found = list(ask_together(each, 2))
+    longest = max(len(tiny.question_ids(one.question)[0]) for one in each) + 7
+    assert max(widths) <= 2 * 2 * longest
+    monkeypatch.undo()
+    monkeypatch.setattr(tiny, "stop_ids", frozenset())
+    for one, answer in zip(each, found, strict=True):
+        assert isinstance(answer, Answer)
+        tell_apart(one.session, answer, one.session.ask(one.question, one.decoding))
+
+
+def test_a_question_that_is_refused_or_given_up_leaves_the_others(
+    sessions: list[Session],
+) -> None:
+    session = sessions[0]
+    gone = threading.Event()
+    short = Decoding(max_new_tokens=4)
+    each = [
+        AskedQuestion(session, " ", short),
+        AskedQuestion(session, QUESTIONS[0], short),
+        AskedQuestion(session, QUESTIONS[1], short, is_given_up=gone.is_set),
+        AskedQuestion(session, QUESTIONS[2], Decoding(choices=("a", "a")), {}),
+    ]
+    waiting = [each]
+
+    def join() -> Iterator[AskedQuestion]:
+        if not waiting:
+            gone.set()
+        yield from waiting.pop() if waiting else ()
+
+    found = {one: item for one, item in answer_together(join) if not isinstance(item, str)}
+    assert found.keys() == {each[0], each[1], each[3]}
+    assert isinstance(found[each[0]], QuestionError)
+    assert isinstance(found[each[3]], ConfigError)
+    answer = found[each[1]]
+    assert isinstance(answer, Answer)
+    assert answer.text == session.ask(QUESTIONS[0], short).text
+
+
+def test_pieces_are_those_of_the_answer(sessions: list[Session]) -> None:
+    waiting = [[AskedQuestion(sessions[place], QUESTIONS[place]) for place in range(3)]]
+    pieces: dict[AskedQuestion, str] = {}
+    for one, item in answer_together(lambda: waiting.pop() if waiting else ()):
+        if isinstance(item, str):
+            pieces[one] = pieces.get(one, "") + item
+        else:
+            assert isinstance(item, Answer)
+            assert pieces.pop(one, "").strip() == item.text
+    assert not pieces
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "smolvlm", "qwen3_5", "gemma4"])
+def test_families_that_mix_neighbours_answer_one_by_one(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = load_backbone(str(BUILDERS[family](tmp_path)), device="cpu", dtype="float32")
+    session = watched(backbone, MemoryConfig.of("durable", budget=48), range(3))
+    decoding = Decoding(max_new_tokens=3, top_logprobs=2)
+    expected = [session.ask(question, decoding) for question in QUESTIONS[:3]]
+    sizes = count_forwards(backbone, monkeypatch)
+    each = [AskedQuestion(session, question, decoding) for question in QUESTIONS[:3]]
+    for answer, other in zip(ask_together(each), expected, strict=True):
+        assert isinstance(answer, Answer)
+        tell_apart(session, answer, other)
+    joins = family in ("qwen3_vl_moe", "smolvlm")
+    assert session.joins == joins
+    lengths = [len(backbone.question_ids(question)[0]) for question in QUESTIONS[:3]]
+    assert sizes[0] == (sum(lengths) if joins else lengths[0])
