@@ -43,14 +43,26 @@ class LanguageDecoder:
         while (inner := module.get_decoder()) is not module:
             module = inner
         self.module: Any = module
-        found = [one for one in module.modules() if type(one).__name__.endswith("RotaryEmbedding")]
-        self._rotary = found[0] if found else None
+        # Where kinds of layers have their own angles, those with full attention may have none.
+        found = {
+            name: one
+            for name, one in module.named_modules()
+            if type(one).__name__.endswith("RotaryEmbedding")
+            and hasattr(one, "full_attention_inv_freq") >= hasattr(one, "layer_types")
+        }
+        # An encoder inside of it has its own, deeper down.
+        nearest = min(found, key=lambda name: name.count("."), default="")
+        self._rotary = found.get(nearest)
         sections = getattr(self._rotary, "mrope_section", None) or [1]
         if isinstance(sections, dict):  # of each kind of layer
             sections = sections.get("full_attention") or [1]
         self.position_components = len(sections)
         # The order of the model's angles in which those of a key's halves stand; None: as they are.
         self._angle_order: Tensor | None = None
+        # At position 0 each cosine is 1; some models return the sines first.
+        self._sine_first = False
+        still = self.angles(torch.zeros(1, self.position_components, dtype=torch.int64))[0]
+        self._sine_first = len(still[0]) > 0 and not bool(still.any())
         self._layout = self._find_layout(sys.modules[type(module).__module__])
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +84,7 @@ class LanguageDecoder:
         if not isinstance(turned, tuple):
             why = f"{type(self._rotary).__name__} gives complex angles, which no memory can undo"
             raise ConfigError(why, hint="use a model whose angles are a cosine and a sine")
-        cos, sin = turned
+        cos, sin = reversed(turned) if self._sine_first else turned
         factor = getattr(self._rotary, "attention_scaling", 1.0)
         factor = getattr(self._rotary, "full_attention_attention_scaling", factor)
         if factor != 1:
@@ -195,18 +207,27 @@ class LanguageDecoder:
         if apply is None or self._rotary is None:
             return None
         cos, sin = self.angles(torch.full((1, self.position_components), 3))
-        key = torch.randn(1, 1, 1, cos.shape[-1], generator=torch.Generator().manual_seed(0))
-        keys = (key, key) if "k" in signature(apply).parameters else (key,)
-        rotated = apply(*keys, cos[None], sin[None])
-        theirs = (rotated[1] if isinstance(rotated, tuple) else rotated)[0, 0, 0]
-        rows = torch.arange(len(theirs))
-        pairs = torch.cat((rows[::2], rows[1::2]))
-        for layout, order in ((None, None), (pairs, None), (pairs, pairs)):
-            own, angle = (rows if one is None else one for one in (layout, order))
-            ours = rotate(key[0, 0, 0, own], cos[0, angle], sin[0, angle])
-            if torch.allclose(ours, theirs[own], atol=1e-5):
-                self._angle_order = order
-                return layout
+        straight = torch.arange(cos.shape[-1])
+        # Last: an angle for each pair, where most models have one for each feature.
+        for order in (straight, _pair(straight), straight.repeat(2)):
+            key = torch.randn(1, 1, 1, len(order), generator=torch.Generator().manual_seed(0))
+            keys = (key, key) if "k" in signature(apply).parameters else (key,)
+            try:
+                rotated = apply(*keys, cos=cos[None], sin=sin[None])
+            except RuntimeError:  # the key is too wide, or too narrow
+                continue
+            theirs = (rotated[1] if isinstance(rotated, tuple) else rotated)[0, 0, 0]
+            rows = torch.arange(len(order))
+            for layout in (rows, _pair(rows)):
+                ours = rotate(key[0, 0, 0, layout], cos[0, order], sin[0, order])
+                if torch.allclose(ours, theirs[layout], atol=1e-5):
+                    self._angle_order = None if order is straight else order
+                    return None if layout is rows else layout
         raise ConfigError(
             f"{type(self._rotary).__name__} rotates keys in a way that no memory can undo"
         )
+
+
+def _pair(rows: Tensor) -> Tensor:
+    """Return every second row, and then the others."""
+    return torch.cat((rows[::2], rows[1::2]))

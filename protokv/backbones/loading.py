@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -367,16 +368,19 @@ def read_generation_config(config: Any) -> Decoding:
 def digest_model_parameters(model: Any) -> str:
     """Return sha256 over a sample of each weight of a model, and its active adapters."""
     digest = hashlib.sha256()
-    weights = _list_plain_weights(model)
-    for name, weight in model.named_parameters():
-        weights += _list_quantized_parts(name, weight.detach())
     for path, module in model.named_modules():
+        known = {
+            name: _list_parts(weight.detach()) or [_count_codes(module, weight.detach())]
+            for name, weight in module.named_parameters(path, recurse=False)
+        }
         passing = module._non_persistent_buffers_set
         for name, buffer in module.named_buffers(path, recurse=False):
-            if name.rpartition(".")[2] not in passing and not buffer.is_meta:
-                weights.append((name, buffer))
-    for name, weight in weights:
-        digest.update(name.encode() + _sample(weight))
+            if name.rpartition(".")[2] not in passing:
+                known[name] = [buffer]
+        for name, parts in known.items():
+            for part in parts:
+                if not part.is_meta:
+                    digest.update(name.encode() + _sample(part))
     for name, module in model.named_modules():
         # Layers with adapters, of peft. A model has a method of this name.
         if isinstance(getattr(type(module), "disable_adapters", None), property):
@@ -385,28 +389,25 @@ def digest_model_parameters(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _list_quantized_parts(name: str, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Return the plain tensors that a quantized weight consists of, which torch names."""
-    if not hasattr(weight, "__tensor_flatten__"):
-        return []
-    found = list[tuple[str, torch.Tensor]]()
-    for part in weight.__tensor_flatten__()[0]:
-        held = getattr(weight, part)
-        inner = f"{name}.{part}"
-        found += _list_quantized_parts(inner, held) or [(inner, held)]
-    return found
-
-
-def _list_plain_weights(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return weights by name, without quantized ones, which a forward may pack, and those on no
-    device.
+def _list_parts(weight: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors that a weight consists of, which torch names for quantized ones;
+    none: its kind does not say.
     """
-    found = ((name, weight.detach()) for name, weight in model.named_parameters())
-    return [
-        (name, one)
-        for name, one in found
-        if type(one) is torch.Tensor and one.is_floating_point() and not one.is_meta
-    ]
+    if hasattr(weight, "__tensor_flatten__"):
+        parts = (getattr(weight, name) for name in weight.__tensor_flatten__()[0])
+        return [inner for part in parts for inner in _list_parts(part) or [part]]
+    plain = type(weight) is torch.Tensor and weight.is_floating_point()
+    return [weight] if plain or weight.is_meta else []
+
+
+def _count_codes(module: Any, weight: torch.Tensor) -> torch.Tensor:
+    """Return how often each half of a byte stands in the first rows of a packed weight, `[16]`
+    int64. A forward of bitsandbytes may change the order of codes in these rows, and their scales.
+    """
+    codes = weight.as_subclass(torch.Tensor).flatten()
+    rows = max(getattr(module, "out_features", 0), _ROWS)
+    halves = codes[: len(codes) * _ROWS // rows].cpu().view(torch.uint8)
+    return torch.cat((halves >> 4, halves & 15)).bincount(minlength=16)
 
 
 def identify_held_model(model: Any) -> BackboneIdentity:
@@ -424,7 +425,8 @@ def identify_held_model(model: Any) -> BackboneIdentity:
 
 def has_stored_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
     """Return whether each weight of a model begins like one in the files of a folder, which have
-    this dtype in the model. Weights that transformers stacks, of experts, are not looked at.
+    this dtype in the model; those that were packed since do not. Weights that transformers stacks,
+    of experts, are not looked at.
     """
     files = list_weight_files(folder)
     if not all(file.is_file() for file in files):
@@ -434,12 +436,23 @@ def has_stored_weights(model: Any, folder: str, dtype: torch.dtype) -> bool:
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 stored = opened.get_slice(name)
-                rows = len(stored.get_shape())
-                if rows:
-                    part = stored[: _SAMPLED if rows == 1 else 1]
+                if shape := stored.get_shape():
+                    part = stored[: _count_rows(shape)]
                     known |= {_sample(part), _sample(part.to(dtype))}
-    weights = (one for _, one in _list_plain_weights(model) if one.ndim in (1, 2))
-    return all(_sample(one if one.ndim == 1 else one[:1]) in known for one in weights)
+    for held in model.parameters():
+        if held.is_meta or held.ndim not in (1, 2):
+            continue
+        if hasattr(held, "__tensor_flatten__"):
+            return False
+        plain = held.detach().as_subclass(torch.Tensor)
+        if _sample(plain[: _count_rows(plain.shape)]) not in known:
+            return False
+    return True
+
+
+def _count_rows(shape: Sequence[int]) -> int:
+    """Return how many rows of a weight are looked at: the first one, or numbers of a column."""
+    return 1 if math.prod(shape[1:]) > 1 else _SAMPLED
 
 
 def _sample(weight: torch.Tensor) -> bytes:

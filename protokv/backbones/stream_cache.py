@@ -52,6 +52,7 @@ _KNOWN: Final = frozenset(
     }
 )
 """Keywords that change nothing where nothing is trained; `generate` hands on some of its own."""
+_PLAIN: Final = {"s_aux": "s_aux (sinks)", "softcap": "softcap (a cap of its scores)"}
 _LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 
@@ -176,7 +177,8 @@ def _attention_forward(
         why = f"{type(module).__name__} has a mask for each head, which a memory leaves out"
         raise ConfigError(why, hint="use another model")
     _check_keywords(module, kwargs)
-    mask = None if attention_mask is None else attention_mask[0, 0]
+    # Some models make their masks of all tokens so far; those that were committed are all seen.
+    mask = None if attention_mask is None else attention_mask[0, 0, :, -key.shape[2] :]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     with torch.no_grad():
         attended = layer.owner.read_layer(layer, query[0], key[0], value[0], mask, scaling)
@@ -208,7 +210,8 @@ def _check_keywords(module: Any, named: dict[str, Any]) -> None:
         raise ConfigError(why, hint="call model.eval()")
     for name, value in named.items():
         if value is not None and name not in _KNOWN and not name.startswith("output_"):
-            why = f"{type(module).__name__} hands its attention {name}, which a memory leaves out"
+            what = _PLAIN.get(name, name)
+            why = f"{type(module).__name__} hands its attention {what}, which a memory leaves out"
             raise ConfigError(why, hint="use another model")
 
 

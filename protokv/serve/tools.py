@@ -48,6 +48,7 @@ class _StateTools:
         self._states = states
         self._watching = watching
         self._lock = Lock()
+        self._one_watch = anyio.Lock()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -154,18 +155,19 @@ class _StateTools:
             state = path.with_suffix(".safetensors")
             if state.is_symlink():
                 raise ConfigError(f"{video}: a link stands where its state would")
-        events = ingest_events(path, state, options=self._watching)
+        async with self._one_watch:
+            events = ingest_events(path, state, options=self._watching)
 
-        def go_on() -> Any:
-            with self._turn():
-                return next(events)
+            def go_on() -> Any:
+                with self._turn():
+                    return next(events)
 
-        try:
-            # Questions are answered between two events.
-            while not isinstance(event := await anyio.to_thread.run_sync(go_on), IngestSummary):
-                if isinstance(event, IngestProgress):
-                    await context.report_progress(event.stream_time_s, event.duration_s)
-        finally:
-            events.close()
+            try:
+                # Questions are answered between two events.
+                while not isinstance(event := await anyio.to_thread.run_sync(go_on), IngestSummary):
+                    if isinstance(event, IngestProgress):
+                        await context.report_progress(event.stream_time_s, event.duration_s)
+            finally:
+                events.close()
         found = {name: getattr(event, name) for name in ("watched_s", "complete", "damage")}
         return {"state": Path(video).with_suffix("").as_posix(), **found}

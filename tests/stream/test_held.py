@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 import protokv
 from protokv.backbones.stream_cache import CACHE_ARGUMENT
+from protokv.core.rotary import rotate
 from protokv.core.step import StepKV
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
@@ -118,7 +119,7 @@ def test_layers_that_do_not_rotate_hold_keys_as_they_are_beside_layers_that_do()
 
 
 @pytest.mark.parametrize("kind", ["yarn", "longrope"])
-@pytest.mark.parametrize("memory", ["durable", "infinipot-v"])
+@pytest.mark.parametrize("memory", ["durable", "infinipot-v", "paper"])
 def test_angles_that_lengthen_keys_do_so_once(kind: str, memory: str) -> None:
     own = {
         "rope_type": kind,
@@ -131,12 +132,33 @@ def test_angles_that_lengthen_keys_do_so_once(kind: str, memory: str) -> None:
     assert model.model.rotary_emb.attention_scaling > 1.05
     steps = texts(12)
     exact = {"center_bits": 32} if memory == "durable" else {}
-    cache = protokv.Cache(model, memory=MemoryConfig.of(memory, budget=400, **exact))
+    budget = 4000 if memory == "paper" else 400  # of which a quarter is not merged
+    cache = protokv.Cache(model, memory=MemoryConfig.of(memory, budget=budget, **exact))
     feed(model, cache, steps)
     (question,) = texts(1, seed=2)
     with torch.no_grad():
         expected = model(torch.cat((*steps, question), 1)).logits[0, -10:]
     torch.testing.assert_close(ask(model, cache, question), expected, atol=0.02, rtol=0.02)
+
+
+def test_a_model_with_an_angle_for_each_pair_and_its_sine_first_is_read_as_it_is() -> None:
+    from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb
+
+    model = make("GPTJ", n_embd=64, n_head=4, n_layer=3, rotary_dim=8)
+    cache = protokv.Cache(model, 400, center_bits=32)
+    keys = torch.randn(1, 5, 1, 8)
+    positions = torch.arange(5)[:, None] + 100
+    theirs = apply_rotary_pos_emb(keys, *model.transformer.rotary_emb(keys, positions.T))
+    decoder = cache.decoder
+    angles = decoder.angles(positions)
+    ours = rotate(decoder.to_halves(keys)[0, :, 0], *angles)
+    torch.testing.assert_close(decoder.to_halves(theirs)[0, :, 0], ours)
+    steps = texts(12)
+    feed(model, cache, steps)
+    (question,) = texts(1, seed=2)
+    with torch.no_grad():
+        expected = model(torch.cat((*steps, question), 1)).logits[0, -10:]
+    torch.testing.assert_close(ask(model, cache, question), expected, atol=5e-4, rtol=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +169,7 @@ def test_angles_that_lengthen_keys_do_so_once(kind: str, memory: str) -> None:
         ("JetMoe", {"kv_channels": 16}, "changes its keys"),
         ("DiffLlama", {}, "changes its values"),
         ("Doge", {}, "mask for each head"),
-        (
-            "GPTJ",
-            {"n_embd": 64, "n_head": 4, "n_layer": 3, "rotary_dim": 8},
-            "as expected|undo|be set",
-        ),
+        ("GptOss", {"head_dim": 16, "layer_types": ["full_attention"] * 4}, "s_aux"),
         ("Bloom", {"n_head": 4, "n_layer": 3}, "cannot be set"),
         ("Gemma", {"head_dim": 16, "use_bidirectional_attention": True}, "see later ones"),
     ],
@@ -376,6 +394,41 @@ def test_a_state_is_of_the_integers_of_a_quantized_model(llama: Any, tmp_path: P
     for one in (other, llama):
         with pytest.raises(StateMismatch, match="weights_digest"):
             protokv.Cache.load(path, one)
+
+
+class Packed(torch.nn.Parameter):
+    """A weight of two codes of four bits a byte, as bitsandbytes has it: it is no float, and its
+    kind does not say of what it consists.
+    """
+
+
+class PackedLinear(torch.nn.Linear):
+    """A layer of codes, of which a forward may change the order within 32 rows."""
+
+    def __init__(self, wide: int, high: int) -> None:
+        super().__init__(wide, high, bias=False)
+        codes = torch.randint(0, 256, (high * wide // 2, 1), dtype=torch.uint8)
+        self.weight = Packed(codes, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = torch.cat((self.weight >> 4, self.weight & 15), 1) / 64 - 0.1
+        return torch.nn.functional.linear(x, halves.view(self.out_features, -1))
+
+
+def test_a_state_is_of_the_codes_of_a_packed_model_in_any_order(llama: Any, tmp_path: Path) -> None:
+    model = copy.deepcopy(llama)
+    layer = model.model.layers[1].mlp.up_proj = PackedLinear(64, 48)
+    path = tmp_path / "packed.safetensors"
+    cache = protokv.Cache(model, 24)
+    feed(model, cache, texts(2))
+    cache.save(path)
+    block = layer.weight.data[: 32 * 64 // 2]
+    halves = torch.cat((block >> 4, block & 15))[torch.randperm(32 * 64)]
+    block.copy_((halves[::2] << 4) | halves[1::2])
+    assert protokv.Cache.load(path, model).seen == 20
+    block[7] ^= 1
+    with pytest.raises(StateMismatch, match="weights_digest"):
+        protokv.Cache.load(path, model)
 
 
 def test_a_memory_that_failed_within_a_step_is_of_no_use(
