@@ -283,7 +283,7 @@ class _Feed:
         self._stall_s = options.lost_after_s(kind)
         self._once = kind == PIPE
         self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
-        self._alive_s: float | None = None  # of the last frame; None while there is no connection
+        self._alive_s: float | None = None  # the last frame came then; None: not connected
         self.frames_damaged = 0  # or could not be decoded
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="protokv-feed", daemon=True)

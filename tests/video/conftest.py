@@ -60,7 +60,7 @@ class Clip:
     rotation: int = 0
     pixel: Fraction | None = None  # width of a pixel by its height
     audio_s: float = 0.0
-    pids: tuple[int, int] | None = None  # of pictures and sound in MPEG-TS
+    pids: tuple[int, int] | None = None  # PIDs of pictures and sound in MPEG-TS
     comment: str = ""
 
     @property
