@@ -129,15 +129,17 @@ def test_evidence_is_refused_before_the_engine_is_asked(
         ((500, b"<html>"), "HTTP status 500"),
         ((200, b"data: {broken\n\n"), "does not answer"),
         ((200, b'data: {"error": {"message": "it failed"}}\n\n'), "refuses: it failed"),
+        ((200, b"data: [DONE]\n\n"), "broke an answer off"),
     ],
 )
 def test_what_an_engine_refuses_is_one_line(
     asked: EngineSession, engine: StandIn, reply: tuple[int, bytes], why: str
 ) -> None:
-    engine.replies.append(reply)
-    with pytest.raises(EngineError, match=why) as refused:
-        asked.ask(QUESTION)
-    assert len(refused.value.message.splitlines()) == 1
+    for decoding in (None, Decoding(choices=("red", "blue"))):
+        engine.replies.append(reply)
+        with pytest.raises(EngineError, match=why) as refused:
+            asked.ask(QUESTION, decoding)
+        assert len(refused.value.message.splitlines()) == 1
     assert asked.ask(QUESTION).text
 
 

@@ -2,10 +2,11 @@
 dropped of it, and costs no more than a session does.
 """
 
+import asyncio
 import base64
 import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +415,46 @@ def test_a_schema_within_schemas_is_refused_and_so_is_one_beside_choices(
     asked |= {"response_format": ask_for({"enum": ["red", "green"]}), "choices": ["red", "blue"]}
     reply = strict.post("/v1/chat/completions", json=asked)
     assert "choices: response_format says" in reply.json()["error"]["message"]
+
+
+def test_only_so_many_requests_with_pictures_come_at_once(made: Path) -> None:
+    states = StateFolder(made, MockBackbone())
+    fed = FedSessions(states, IngestOptions(config=CONFIG))
+    app = build_app(states, fed=fed, limits=ServerLimits(body_bytes=100, waiting=1))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }
+
+    async def send_one(then: Callable[[], Awaitable[None]]) -> int:
+        """Send half of a request, and the rest never; `then` is called in between."""
+        parts = iter([{"type": "http.request", "body": b" " * 200, "more_body": True}])
+        seen: list[int] = []
+
+        async def receive() -> Any:
+            if (part := next(parts, None)) is None:
+                await then()
+                return {"type": "http.disconnect"}
+            return part
+
+        async def send(message: Any) -> None:
+            seen.append(message.get("status", 0))
+
+        await app(scope, receive, send)
+        return seen[0]
+
+    async def nothing() -> None:
+        pass
+
+    async def send_both() -> list[int]:
+        second: list[int] = []
+
+        async def send_second() -> None:
+            second.append(await send_one(nothing))
+
+        return [await send_one(send_second), *second, await send_one(nothing)]
+
+    assert asyncio.run(send_both()) == [400, 503, 400]
