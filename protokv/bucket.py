@@ -21,6 +21,7 @@ from urllib.parse import urlencode, urlsplit
 from xml.etree import ElementTree
 
 from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable, escape_text
+from protokv.relay import relay_listings
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -41,11 +42,12 @@ def in_bucket(address: str | os.PathLike[str]) -> bool:
     return os.fspath(address).startswith(("s3://", "gs://", "az://"))
 
 
-def open_bucket(address: str) -> tuple[ObjectStore, str]:
+def open_bucket(address: str, endpoint: str | None = None) -> tuple[ObjectStore, str]:
     """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
 
-    SourceUnreadable: the address names no bucket, or the extra is not installed. ConfigError: an
-    endpoint in the environment is no address.
+    With `endpoint` it is asked there instead of where the environment says. SourceUnreadable: the
+    address names no bucket, or the extra is not installed. ConfigError: an endpoint in the
+    environment is no address.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -60,8 +62,9 @@ def open_bucket(address: str) -> tuple[ObjectStore, str]:
     _check_endpoints()
     scheme, bucket, rest = match.groups()
     kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[scheme]
+    more = {} if endpoint is None else {"base_url" if scheme == "gs" else "endpoint": endpoint}
     # An endpoint of http:// was named on purpose.
-    return kind(bucket, client_options={"allow_http": True}), rest
+    return kind(bucket, client_options={"allow_http": True}, **more), rest
 
 
 def _check_endpoints() -> None:
@@ -138,11 +141,27 @@ def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tupl
                     yield last, root + last
         except InvalidPathError:
             # One key that obstore cannot name ends its listing of a whole page.
-            if not address.startswith("s3://"):
-                raise
-            for key in _list_raw_keys(address, f"{folder}/" if folder else ""):
+            raw = _list_raw_keys if address.startswith("s3://") else _list_by_relay
+            for key in raw(address, f"{folder}/" if folder else ""):
                 if key > last:
                     yield key, root + key
+
+
+def _list_by_relay(address: str, prefix: str) -> Iterator[str]:
+    """Yield every key of a bucket of Google or Azure that begins with a prefix, in order."""
+    store = open_bucket(address)[0]
+    name = address.split("/")[2]
+    try:
+        store.head("protokv")
+        found = None
+    except Exception as error:  # the store says where it asked
+        found = re.search(rf"HEAD (http\S+)/{re.escape(name)}/protokv", str(error))
+    if found is None:
+        raise ValueError("a key that cannot be named")
+    with relay_listings(found[1]) as (endpoint, left_out):
+        store = open_bucket(address, endpoint)[0]
+        pages = list(store.list(prefix.removesuffix("/") or None))
+    yield from sorted([one["path"] for page in pages for one in page] + left_out)
 
 
 def _list_raw_keys(address: str, prefix: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from io import TextIOWrapper
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -88,9 +89,9 @@ class QuestionErrors:
 
 def read_questions(
     arguments: Sequence[str], file: Path | None, refusals: QuestionErrors
-) -> Iterator[UserQuestion]:
-    """Yield the questions of a file, then the arguments; `-` stands for the lines of stdin.
-    ConfigError: no file.
+) -> Iterator[list[UserQuestion]]:
+    """Yield the questions of a file, then the arguments, as they are at hand; `-` stands for the
+    lines of stdin. ConfigError: no file.
     """
     if file is not None:
         try:
@@ -98,16 +99,21 @@ def read_questions(
         except OSError as error:
             why = f"questions: {file} cannot be read: {error.strerror}"
             raise ConfigError(why, hint="name a file of lines") from error
+    named = list[UserQuestion]()
     for number, argument in enumerate(arguments, start=1):
         if argument == "-":
+            yield named
             yield from _parse_lines("-", "stdin", refusals)
+            named = []
         else:
             where = f"question {number}" if len(arguments) > 1 else ""
             with refusals.at(where):
-                yield UserQuestion(argument, where=where)
+                named.append(UserQuestion(argument, where=where))
+    yield named
 
 
 _ERRORS = "surrogateescape"  # a line that is no text is refused by itself
+_MOST_AT_ONCE = 1 << 16  # bytes of lines
 
 
 def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
@@ -128,13 +134,27 @@ def _choose_encoding(file: Any) -> str:
     return "utf-16" if marked else "utf-8-sig"
 
 
-def _parse_lines(place: str, name: str, refusals: QuestionErrors) -> Iterator[UserQuestion]:
-    with open_text_or_stdin(place) as lines:
-        for number, line in enumerate(lines, start=1):
-            where = f"line {number} of {name}"
-            with refusals.at(where):
-                if text := line.strip():
-                    yield _parse(text, where)
+def _parse_lines(place: str, name: str, refusals: QuestionErrors) -> Iterator[list[UserQuestion]]:
+    numbers = count(1)
+    with open_text_or_stdin(place) as file:
+        for lines in _read_lines(file):
+            found = []
+            for line in lines:
+                where = f"line {next(numbers)} of {name}"
+                with refusals.at(where):
+                    if text := line.strip():
+                        found.append(_parse(text, where))
+            yield found
+
+
+def _read_lines(file: Any) -> Iterator[list[str]]:
+    """Yield the lines that come at once: a program may write the next one when it has an answer."""
+    decode = codecs.getincrementaldecoder(file.encoding)(_ERRORS).decode
+    rest = ""
+    while data := file.buffer.read1(_MOST_AT_ONCE):
+        *lines, rest = (rest + decode(data)).split("\n")
+        yield lines
+    yield [rest + decode(b"", final=True)]
 
 
 def _parse(line: str, where: str) -> UserQuestion:
@@ -147,7 +167,7 @@ def _parse(line: str, where: str) -> UserQuestion:
     return UserQuestion(row.question, row.answer, where, row.id)
 
 
-def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
+def read_typed_questions(refusals: QuestionErrors) -> Iterator[list[UserQuestion]]:
     """Yield the lines that a user types at the prompt, until exit, quit or Ctrl-D; Ctrl-C drops a
     line.
     """
@@ -158,7 +178,7 @@ def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
     while line.lower() not in ("exit", "quit"):
         with refusals.at(""):
             if line:
-                yield UserQuestion(line)
+                yield [UserQuestion(line)]
         try:
             # The prompt goes to stdout, which is for answers only unless it is the terminal.
             line = input("? " if sys.stdout.isatty() else "").strip()
@@ -246,10 +266,11 @@ class Answerer:
         self,
         state: str,
         session: Session,
-        questions: Iterable[UserQuestion],
+        questions: Iterable[Sequence[UserQuestion]],
         videos: StateVideos = (),
     ) -> Iterator[JsonObject]:
         """Yield the row of each answer of a state; `videos` are those that `--frames` are from.
+        Questions that are at hand together are answered together.
 
         A refused question does not end the loop; at a prompt, neither does Ctrl-C during an answer.
         """
@@ -259,10 +280,9 @@ class Answerer:
 
             wrong = read_option(self.how, "at_most_wrong")
             self._promise = find_promise_rule(session, find_calibrations(), wrong)
-        for question in questions:
+        for group in questions:
             try:
-                with self.refusals.at(question.where):
-                    answer = self._stream(session, decoding, question.text)
+                for question, answer in self._stream(session, decoding, group):
                     row = self._make_row(answer, state, question.expected)
                     if question.id is not None:
                         row["id"] = question.id
@@ -338,42 +358,49 @@ class Answerer:
                 self.out.table(f"  expected: {shorten_text(expected)}", style="yellow")
         return row
 
-    def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
-        """Return the answer; say what the model does not read of the question and of the
-        conversation.
+    def _stream(
+        self, session: Session, decoding: Decoding, group: Sequence[UserQuestion]
+    ) -> Iterator[tuple[UserQuestion, Answer]]:
+        """Yield each question that can be asked, with its answer; say what the model does not read
+        of it and of the conversation.
         """
+        from protokv.stream.answer import Answer
+        from protokv.stream.together import AskedQuestion, stream_together
+
         name = session.backbone.identity.name
-        if words := shorten_text(", ".join(session.backbone.unknown_words(question)), 200):
-            self.out.note(f"Note: {name} does not know {words}", once=True)
-            self.out.note(f"Note: {session.backbone.notice}", once=True)
-        if self.shows and not self.alone:
-            self.out.table(shorten_text(question), style="cyan", end=" ")
-        pieces = session.stream(
-            question,
-            decoding,
-            evidence=self._wants_evidence,
-            turns=self._turns,
-            system=self.how.system,
-            promise=self._promise,
-        )
-        try:
-            while True:
-                piece = next(pieces)
+        how = {
+            "evidence": self._wants_evidence,
+            "turns": tuple(self._turns),
+            "system": self.how.system,
+            "promise": self._promise,
+        }
+        asked = list[UserQuestion]()
+        for one in group:
+            with self.refusals.at(one.where):
+                session.backbone.question_ids(one.text, self._turns, self.how.system)
+                asked.append(one)
+        pieces = stream_together([AskedQuestion(session, one.text, decoding, how) for one in asked])
+        for one in asked:
+            if words := shorten_text(", ".join(session.backbone.unknown_words(one.text)), 200):
+                self.out.note(f"Note: {name} does not know {words}", once=True)
+                self.out.note(f"Note: {session.backbone.notice}", once=True)
+            if self.shows and not self.alone:
+                self.out.table(shorten_text(one.text), style="cyan", end=" ")
+            while not isinstance(answer := next(pieces), Answer):
                 if self.shows:
-                    self.out.text(piece, end="")
-        except StopIteration as end:
-            answer: Answer = end.value
-        if self.shows:
-            self.out.text("")
-            if answer.finish_reason == "repetition":
-                self.out.note("Note: the answer is cut, because it repeats itself")
-        if answer.turns < len(self._turns):
-            left_out = "the oldest turns have no room left in the conversation"
-            alone = f"{name} keeps no conversation: it reads each question alone"
-            self.out.note(f"Note: {left_out if session.backbone.converses else alone}", once=True)
-        if self.at_prompt:
-            self._turns.append((question, answer.text))
-        return answer
+                    self.out.text(answer, end="")
+            if self.shows:
+                self.out.text("")
+                if answer.finish_reason == "repetition":
+                    self.out.note("Note: the answer is cut, because it repeats itself")
+            if answer.turns < len(self._turns):
+                left_out = "the oldest turns have no room left in the conversation"
+                alone = f"{name} keeps no conversation: it reads each question alone"
+                said = left_out if session.backbone.converses else alone
+                self.out.note(f"Note: {said}", once=True)
+            if self.at_prompt:
+                self._turns.append((one.text, answer.text))
+            yield one, answer
 
 
 def format_spans(spans: Iterable[EvidenceSpan], places: Sequence[VideoPlace] = ()) -> str:

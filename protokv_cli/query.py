@@ -154,7 +154,7 @@ def query(
         )
         questions = _read_questions(answers.refusals, texts, ask.file, typed)
         if many:
-            _ask_many(answers, state, list(questions), ask, model)
+            _ask_many(answers, state, [*chain.from_iterable(questions)], ask, model)
         else:
             answers.shows = not out.as_json
             answers.alone = typed or one
@@ -165,12 +165,12 @@ def query(
 
 def _read_questions(
     errors: QuestionErrors, texts: list[str], file: Path | None, typed: bool
-) -> Iterator[UserQuestion]:
-    """Return the questions. The first is read now, so that no model is loaded if there is none."""
+) -> Iterator[list[UserQuestion]]:
+    """Return the questions. The first are read now, so that no model is loaded if there is none."""
     if typed:
         return read_typed_questions(errors)
     questions = read_questions(texts or ([] if file else ["-"]), file, errors)
-    first = next(questions, None)
+    first = next((some for some in questions if some), None)
     if first is None:
         errors.check()
         raise ConfigError("there is no question", hint=_EXAMPLE)
@@ -180,7 +180,7 @@ def _read_questions(
 def _ask_one(
     answers: Answerer,
     state: str,
-    questions: Iterator[UserQuestion],
+    questions: Iterator[list[UserQuestion]],
     ask: _AskFlags,
     model: ModelFlags,
 ) -> None:
@@ -269,7 +269,7 @@ def _ask_many(
             else:
                 answers.notice = find_notice(reader.header)
                 answers.places = list_video_places(list_state_sources(reader.header))
-                yield from answers.ask_all(state, session, questions)
+                yield from answers.ask_all(state, session, [questions])
 
     rows: Iterable[JsonObject] = make_rows()
     best_by = "mean_logprob"

@@ -408,8 +408,9 @@ def _show_report(
             tables.append(tabulate_rows(columns, rows_of_part, title))
         facts = tabulate_fields(report["facts"] | {"left out": reasons})
         out.table(facts, "", *tables, REPORT_NOTE)
-        if promises := report.get("promises"):
-            out.table("", tabulate_rows(list(promises[0]), promises))
+        for further in (report["recalled"], report.get("promises")):
+            if further:
+                out.table("", tabulate_rows(list(further[0]), further))
     if results.table:
         save_report_points(report, results.table)
         out.note(f"numbers: {results.table}")

@@ -23,6 +23,7 @@ from protokv.state.sources import (
 )
 from protokv.stream.promise import PromiseRule, find_promise_rule
 from protokv.stream.session import Session
+from protokv.stream.together import AskedQuestion, ask_together
 from protokv.timings import time_stage
 from protokv.video import Source
 
@@ -64,13 +65,24 @@ class StandingAsker:
         found = list[QuestionAnswered]()
         model = session.backbone.identity.name
         now_s = session.clock.stream_time_s
-        for one, decoding in self._asked:
-            if int(now_s / one.every_s + 1e-6) == int(before_s / one.every_s + 1e-6):
-                continue
-            dropped = live.frames_dropped if live else 0
-            with time_stage(session.timings, "questions"):
-                promise = self._find_promise(one)
-                answer = session.ask(one.text, decoding, evidence=one.evidence, promise=promise)
+        due = [
+            (one, decoding)
+            for one, decoding in self._asked
+            if int(now_s / one.every_s + 1e-6) != int(before_s / one.every_s + 1e-6)
+        ]
+        dropped = live.frames_dropped if live else 0
+        with time_stage(session.timings, "questions"):
+            asked = [
+                AskedQuestion(
+                    session,
+                    one.text,
+                    decoding,
+                    {"evidence": one.evidence, "promise": self._find_promise(one)},
+                )
+                for one, decoding in due
+            ]
+            answers = list(ask_together(asked))
+        for (one, _), answer in zip(due, answers, strict=True):
             shares = {
                 choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()
             }

@@ -1,5 +1,4 @@
-"""Live sources in an ingest: `LiveSource`, the thread that reads it (`_Feed`), the queue between
-them (`LiveQueue`).
+"""Live sources in an ingest: `LiveSource`, and the thread that reads it (`_Feed`).
 
 The thread connects, samples frames, notices a loss, and connects again. The times of every
 connection begin at 0. Here they become stream times, at multiples of the sampling interval, each at
@@ -15,11 +14,10 @@ import os
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from protokv.errors import (
     ConfigError,
@@ -30,6 +28,12 @@ from protokv.errors import (
     SourceUnreadable,
 )
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
+from protokv.ingestion.mailbox import (
+    LiveConnection,
+    LiveConnectionEnd,
+    LiveQueue,
+    LiveSilence,
+)
 from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
@@ -52,40 +56,14 @@ _MANY = 8
 # by itself.
 _LEAVE_S = 2.0
 
+# FFmpeg reads on as long as anything comes, and PyAV gives no packet of a stream that is new.
+_STUCK = "no picture comes, although the source sends: they may have another PID"
+
 # Steps that wait for the model.
 _ROOM = 8
 
 # Its own: a thread that draws from Python's generator disturbs whoever has seeded it.
 _JITTER = random.Random()
-
-
-class _Connection(NamedTuple):
-    """The source gives frames: the first one at `stream_s`, `real_s` seconds after 1970 began."""
-
-    info: SourceInfo
-    stream_s: float
-    real_s: float
-
-
-class _Silence(NamedTuple):
-    """No frames came for so long that it is a gap, although the connection held."""
-
-    from_s: float
-    to_s: float
-
-
-class LiveConnectionEnd(NamedTuple):
-    """The source gives no more: its last interval ended at `stream_s`. It is tried again unless it
-    `ended`.
-    """
-
-    stream_s: float
-    why: str
-    ended: bool = False
-    error: ProtoKVError | None = None
-
-
-_FeedItem = VideoStep | _Connection | _Silence | LiveConnectionEnd
 
 
 class LiveSource(Source):
@@ -213,13 +191,22 @@ class LiveSource(Source):
                 if lost >= _MANY and not reported:
                     reported = True
                     yield FramesDropped(fps, fps * watched / (watched + lost))
-            elif isinstance(item, _Connection):
+            elif isinstance(item, LiveConnection):
                 yield from self._begin(item, start_s + item.stream_s)
             elif isinstance(item, LiveConnectionEnd):
                 yield from self._lose(item, start_s + item.stream_s)
                 if item.ended:
                     return
             elif item is None:
+                if feed.is_stuck:
+                    yield from self._lose(
+                        LiveConnectionEnd(feed.end_s, _STUCK), start_s + feed.end_s
+                    )
+                    feed.close()
+                    since_s = self.clock() - feed.began_s
+                    self._feed = feed = _Feed(self, fps, frames_per_step, feed.end_s, since_s)
+                    dropped = log.frames_dropped
+                    damaged = log.frames_damaged
                 yield None
             else:
                 log.begin_gap(start_s + item.from_s, "no frames came")
@@ -229,7 +216,7 @@ class LiveSource(Source):
         if self.log.add_anchor(stream_s, real_s) or self._ahead_s is None:
             self._ahead_s = self.now() - self.clock()
 
-    def _begin(self, item: _Connection, stream_s: float) -> Iterator[SourceRecovered]:
+    def _begin(self, item: LiveConnection, stream_s: float) -> Iterator[SourceRecovered]:
         self._anchor(stream_s, item.real_s)
         # Frames keep the size of the first ones for the life of the stream.
         width = self.info.width or item.info.width
@@ -296,10 +283,29 @@ class _Feed:
         self._stall_s = options.lost_after_s(kind)
         self._once = kind == PIPE
         self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
+        self._alive_s: float | None = None  # the last frame came then; None: not connected
         self.frames_damaged = 0  # or could not be decoded
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="protokv-feed", daemon=True)
         self._thread.start()
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if the reader of a connection has not come back long after it should have given
+        up.
+        """
+        alive_s = self._alive_s
+        return alive_s is not None and self._clock() - alive_s > 2 * self._stall_s
+
+    @property
+    def end_s(self) -> float:
+        """The stream time after the last frame."""
+        return self._next_slot / self._fps
+
+    @property
+    def began_s(self) -> float:
+        """The real time at stream time 0, once there was a frame."""
+        return self._clock() if self._began_s is None else self._began_s
 
     def close(self) -> None:
         """End the thread, even while it waits."""
@@ -318,7 +324,7 @@ class _Feed:
             if self._stop.is_set():
                 return
             now_s = self._clock()
-            end_s = self._next_slot / self._fps
+            end_s = self.end_s
             self._end_step()
             self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
@@ -363,18 +369,18 @@ class _Feed:
         silence = f"no frame for {self._stall_s:g} s"
         try:
             with self._source.connect(stop) as source:
-                alive_s = self._clock()
+                self._alive_s = alive_s = self._clock()
                 for frame in source.frames(should_stop=stop):
-                    alive_s = self._clock()
+                    self._alive_s = alive_s = self._clock()
                     if not frames:
                         if self._began_s is None:
                             self._began_s = alive_s - frame.time_s
                         elapsed_s = alive_s - frame.time_s - self._began_s
                         offset_s = max(self._next_slot, math.ceil(elapsed_s * fps - 1e-6)) / fps
-                        self.mailbox.put(_Connection(source.info, offset_s, self._source.now()))
+                        self.mailbox.put(LiveConnection(source.info, offset_s, self._source.now()))
                     slot = math.floor((offset_s + frame.time_s) * fps + 1e-6)
                     if frames and slot - self._next_slot > STREAM_GAP_S * fps:
-                        gap = _Silence(self._next_slot / fps, slot / fps)
+                        gap = LiveSilence(self._next_slot / fps, slot / fps)
                         self._end_step()
                         self.mailbox.put(gap)
                     if slot < self._next_slot:
@@ -390,12 +396,14 @@ class _Feed:
                     if self._stop.is_set():
                         break
                     # Waiting for the model is no silence of the source.
-                    alive_s = self._clock()
+                    self._alive_s = alive_s = self._clock()
                 why = source.damage.message
         except ProtoKVError as error:
             if stalled() and not self._stop.is_set():
                 return frames, silence, None
             return frames, error.message, error
+        finally:
+            self._alive_s = None
         return frames, silence if stalled() else why or "the source ended", None
 
     def _end_step(self) -> None:
@@ -408,53 +416,6 @@ class _Feed:
             self._made += 1
             self._next_slot = max(self._next_slot, round(step.time_s * self._fps) + self._n)
             self.mailbox.put(step)
-
-
-class LiveQueue:
-    """A bounded queue between the thread that reads a live source and the session that watches it.
-
-    While it holds `room` steps, it makes the reader `wait` or drops the oldest one, so a camera is
-    never blocked and the session watches the newest steps. News are never dropped.
-    """
-
-    def __init__(self, room: int, *, wait: bool) -> None:
-        self._room = room
-        self._wait = wait
-        self._closed = False
-        self._items: deque[_FeedItem] = deque()
-        self._changed = threading.Condition()
-        self.dropped = 0  # frames so far
-
-    def put(self, item: _FeedItem) -> None:
-        """Add a step or news; a closed mailbox takes no step."""
-        with self._changed:
-            if isinstance(item, VideoStep):
-                if self._wait:
-                    self._changed.wait_for(lambda: len(self._steps()) < self._room or self._closed)
-                if self._closed:
-                    return
-                if len(steps := self._steps()) == self._room:
-                    self._items.remove(steps[0])
-                    self.dropped += len(steps[0].decoders)
-            self._items.append(item)
-            self._changed.notify_all()
-
-    def get(self, timeout_s: float) -> _FeedItem | None:
-        """Return the oldest item; None if none came in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items, timeout_s)
-            item = self._items.popleft() if self._items else None
-            self._changed.notify_all()
-            return item
-
-    def close(self) -> None:
-        """Take no more steps; a waiting `put` returns."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _steps(self) -> list[VideoStep]:
-        return [one for one in self._items if isinstance(one, VideoStep)]
 
 
 def open_live_source(

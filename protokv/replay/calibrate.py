@@ -68,19 +68,27 @@ def _order(rows: Sequence[AnswerRow]) -> tuple[ScoredAnswer, ...]:
         if row.mean_logprob is None:
             hint = "ask again with --force, or name another file with -o"
             raise ConfigError("these results do not say how sure the answers were", hint=hint)
-        found.append(ScoredAnswer(row.mean_logprob, not row.correct))
+        found.append(ScoredAnswer(row.mean_logprob, not row.correct, row.is_unanswerable))
     return tuple(sorted(found, key=lambda one: -one.sure))
 
 
 def tabulate_promises(calibrations: Sequence[Calibration]) -> list[dict[str, Any]]:
     """Return what each calibration can promise, and what its test found: rows of memory, budget,
     answers tested, promise, and the shares that are answered and wrong; None: no such promise.
+
+    `unanswerable` is the share of right answers to questions whose answer is that there is none,
+    where a withheld one counts as right, as in the task HLD of OVO-Bench.
     """
     found = []
     for one in calibrations:
         for promise in PROMISES:
             least = one.find_threshold(promise)
             given = [] if least is None else [a.wrong for a in one.tests if a.sure >= least]
+            none = [
+                a.sure < least or not a.wrong
+                for a in one.tests
+                if a.unanswerable and least is not None
+            ]
             row = {
                 "memory": one.memory["kind"],
                 "budget": one.memory["budget"],
@@ -88,6 +96,7 @@ def tabulate_promises(calibrations: Sequence[Calibration]) -> list[dict[str, Any
                 "at_most_wrong": promise,
                 "answered": len(given) / len(one.tests) if given else None,
                 "wrong": sum(given) / len(given) if given else None,
+                "unanswerable": sum(none) / len(none) if none else None,
             }
             found.append(row)
     return found

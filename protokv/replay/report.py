@@ -83,6 +83,9 @@ def summarise_answers(
       by group.
     - `points`: by `REPORT_COLUMNS`.
     - `means`: of a benchmark, the numbers that papers print, for every memory, budget and delay.
+    - `recalled`: of questions that were asked both openly and with choices (the text of the one
+      stands in the other), how many were remembered (right without choices) and how many only
+      recognised (right with them alone).
 
     `group` returns the group of a type of questions in a data set.
     """
@@ -110,6 +113,7 @@ def summarise_answers(
         "floors": {name: round(floor, 4) for name, floor in floors.items()},
         "points": list(_list_points(cells)),
         "means": list(_list_means(cells)),
+        "recalled": list(_list_recalled(cells)),
     }
 
 
@@ -206,6 +210,25 @@ def _list_means(cells: _Cells) -> Iterator[JsonObject]:
                     "n": len(rows),
                 }
                 yield label | {"official": round(share, 4)}
+
+
+def _list_recalled(cells: _Cells) -> Iterator[JsonObject]:
+    for (part, _, memory, budget, delay_s), rows in cells.items():
+        free = [row for row in rows if part == "all" and not row.has_choices]
+        pairs = [
+            (row.correct, other.correct)
+            for other in rows
+            if free and other.has_choices
+            for row in free
+            if row.video == other.video and row.question in other.asked
+        ]
+        if pairs:
+            found = {
+                "n": len(pairs),
+                "remembered": sum(one for one, _ in pairs),
+                "recognised": sum(other > one for one, other in pairs),
+            }
+            yield {"memory": memory, "budget": budget, "delay_s": delay_s} | found
 
 
 def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from protokv.texts import JsonObject
 _PROTOCOL = 1
 """Grows when the same settings give other questions, times or frames."""
 _R = TypeVar("_R")
+_NONE: Final = ("unable to answer", "unknown", "i do not know")
+"""How an answer begins that says that there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,11 @@ class ReplayTrial:
     prompt: str = ""  # the wording of the benchmark
     prompt_hash: str = ""  # digest of the benchmark's templates
     frames: JsonObject = field(default_factory=dict)  # the backbone's settings for frames
+
+    @property
+    def asked(self) -> str:
+        """The text that the model was asked."""
+        return self.prompt or self.question
 
     @property
     def study(self) -> JsonObject:
@@ -101,6 +108,17 @@ class AnswerRow(ReplayTrial):
     judge: str = ""  # the judge of `correct`; empty: the rule of the data set
     mean_logprob: float | None = None  # how sure the answer was; None in rows of before
     at_once: int = 1  # questions that were answered together, this one included
+
+    @property
+    def is_unanswerable(self) -> bool:
+        """Whether the right answer, or the option behind its letter, is that there is none."""
+        option = self.asked.partition(f"{self.expected}. ")[2]
+        return any(one.casefold().startswith(_NONE) for one in (self.expected, option))
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether the question named options, such as `A. red B. blue`."""
+        return " B. " in self.asked.replace("\n", " ")
 
 
 def read_answer_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:

@@ -194,10 +194,7 @@ def _ask_due(
     due: Sequence[tuple[_Run, PlannedAnswer]], now: ReplayProgress, setup: TrialSetup
 ) -> Iterator[AnswerRow]:
     """Ask what is due, and yield the rows in this order."""
-    asked = [
-        AskedQuestion(run.session, one.trial.prompt or one.trial.question, setup.decoding)
-        for run, one in due
-    ]
+    asked = [AskedQuestion(run.session, one.trial.asked, setup.decoding) for run, one in due]
     for (run, _), first in zip(due, asked, strict=True):
         if setup.at_once == 1 and not run.warm:
             run.session.ask(first.question, first.decoding)
@@ -206,8 +203,6 @@ def _ask_due(
     answers = ask_together(asked, setup.at_once)
     together = min(setup.at_once, sum(one.session.joins for one in asked))
     for (run, one), answer in zip(due, answers, strict=True):
-        if isinstance(answer, Exception):
-            raise answer
         yield run.make_row(one.trial, answer, now, together if run.session.joins else 1)
 
 

@@ -1,8 +1,9 @@
 """The web application: routes, and errors as OpenAI has them. Knows neither how states are read nor
 what is asked.
 
-There is one model, so one thread answers and watches, one question or frame after another. A
-question beyond the limits is refused at once; an answer that takes too long is cut off.
+There is one model, so one thread answers and watches. Questions that wait are answered together,
+and new ones join them (`protokv.stream.together`), unless other work waits. A question beyond the
+limits is refused at once; an answer that takes too long is cut off.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ from protokv.serve.conversations import digest_parts
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder, name_model
+from protokv.serve.waiting import WaitingQuestion, WaitingQuestions
 from protokv.state.sources import VideoPlace, make_notice
 from protokv.stream.answer import Answer
 from protokv.stream.promise import find_promise_rule
+from protokv.stream.together import AskedQuestion
 from protokv.texts import JsonObject, shorten_text
 
 # How often it is looked for sessions that nobody feeds.
@@ -149,6 +152,7 @@ class _Server:
         threads = 1 if states.engine is None else self._limits.waiting
         self._pool = ThreadPoolExecutor(threads, "protokv-serve")
         self._waiting = 0
+        self._questions = WaitingQuestions(self._open)
         self._coming = 0  # bodies that have pictures, as they are so large
         self._model = name_model(states.backbone.identity)
 
@@ -175,7 +179,14 @@ class _Server:
 
     def _work(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
         """Call in the thread of the model."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+
+        def end(_: Any) -> None:
+            self._questions.others -= 1
+
+        self._questions.others += 1
+        work = asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+        work.add_done_callback(end)
+        return work
 
     def routes(self, path: str, fed: FedSessions) -> list[Route]:
         """Return the routes by which sessions are fed."""
@@ -308,10 +319,13 @@ class _Server:
         host = request.client.host if request.client else ""
         told = request.headers.get("authorization", "")
         key = digest_parts([asked.topic, host.encode(), told.encode()])
-        work = self._pool.submit(
-            self._answer, asked, path or key, send, lambda: left or time.monotonic() > until_s
-        )
+        work = Future[Answer | None]()
         work.add_done_callback(end)
+        one = WaitingQuestion(
+            asked, path or key, send, lambda: left or time.monotonic() > until_s, work
+        )
+        self._questions.add(one)
+        self._pool.submit(self._questions.answer)
         watcher = asyncio.create_task(watch())
         try:
             while True:
@@ -331,45 +345,29 @@ class _Server:
             work.cancel()
             watcher.cancel()
 
-    def _answer(
-        self,
-        asked: chat.ChatRequest,
-        path: Path | bytes,
-        send: Callable[[str], None],
-        stop: Callable[[], bool],
-    ) -> Answer | None:
-        """Send the pieces of an answer as they come; return it whole, or None if it was stopped.
-
-        It is of a state, or of the conversation whose client has a key.
-        """
-        if isinstance(path, bytes):
+    def _open(self, one: WaitingQuestion) -> AskedQuestion:
+        """Return what a question asks: a state, or the conversation whose client has a key."""
+        asked = one.asked
+        place = one.place
+        if isinstance(place, bytes):
             assert self._fed is not None
-            session = self._fed.converse(path, asked.messages, stop)
+            session = self._fed.converse(place, asked.messages, one.is_given_up)
         elif self._fed is not None and asked.messages[-1].files:
-            session = self._fed.show(asked.model, asked.messages[-1].files, stop)
+            session = self._fed.show(asked.model, asked.messages[-1].files, one.is_given_up)
         elif asked.at is None:
-            session = self._states.open_session(path)
+            session = self._states.open_session(place)
         else:
-            session = self._states.open_commit(path, asked.at)
+            session = self._states.open_commit(place, asked.at)
         promise = None
         if asked.at_most_wrong is not None:
             promise = find_promise_rule(session, self._states.calibrations, asked.at_most_wrong)
-        pieces = session.stream(
-            asked.text,
-            asked.decoding,
-            evidence=asked.evidence,
-            turns=asked.turns,
-            system=asked.system,
-            promise=promise,
-        )
-        while not stop():
-            try:
-                send(next(pieces))
-            except StopIteration as end:
-                answer: Answer = end.value
-                return answer
-        pieces.close()
-        return None
+        how = {
+            "evidence": asked.evidence,
+            "turns": asked.turns,
+            "system": asked.system,
+            "promise": promise,
+        }
+        return AskedQuestion(session, asked.text, asked.decoding, how, one.is_given_up)
 
     async def refuse(self, _: Request, error: Exception) -> Response:
         """Return the reply of an error."""

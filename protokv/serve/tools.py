@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Lock
+from threading import Semaphore
 from typing import Any
 
 import anyio
@@ -29,6 +29,7 @@ from protokv.texts import JsonObject, shorten_text
 
 _MOST_FRAMES = 16  # of a call
 _MOST_SIDE = 1024  # pixels
+_MOST_ASKED = 16  # questions to an engine at once
 
 
 def build_tool_server(states: StateFolder, watching: IngestOptions | None = None) -> MCPServer:
@@ -47,14 +48,15 @@ class _StateTools:
     def __init__(self, states: StateFolder, watching: IngestOptions) -> None:
         self._states = states
         self._watching = watching
-        self._lock = Lock()
+        # There is one model; an engine answers many at once.
+        self._model = Semaphore(1 if states.engine is None else _MOST_ASKED)
         self._one_watch = anyio.Lock()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the model, of which there is one, and tell errors of users in a line."""
+        """Hold the model, and tell errors of users in a line."""
         try:
-            with self._lock:
+            with self._model:
                 yield
         except ProtoKVError as error:
             raise ToolError(self._word(error)) from None

@@ -351,12 +351,15 @@ class WallClockLog:
     def stream_time(self, real_s: float) -> float:
         """Return the stream time at a real time; minus infinity before the beginning."""
         until_s = math.inf
+        ahead_s = 0.0
         for stream_s, since_s in reversed(self.anchors):
             if since_s <= real_s:
-                # Real time may be longer than stream time between two anchors; the rest of it is at
-                # the next anchor.
-                return min(stream_s + real_s - since_s, until_s)
+                # A clock that was set ahead never showed the rest of the real time between two
+                # anchors: count from the next anchor back.
+                at_s = stream_s + real_s - since_s
+                return at_s if at_s < until_s else max(stream_s, real_s + ahead_s)
             until_s = stream_s
+            ahead_s = stream_s - since_s
         # After a clock was set back: count from the next anchor back to a time between two anchors.
         for (from_s, _), (stream_s, since_s) in pairwise(self.anchors):
             if (at_s := stream_s - since_s + real_s) >= from_s:

@@ -36,6 +36,7 @@ from protokv.stream.slots import count_slots, digest_commit
 from protokv.texts import shorten_text
 
 _PATIENCE_S = 600.0  # for the next token; a long queue may stand before the first one
+_AGAIN = "ask again; its log says if the state went away meanwhile"
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -65,6 +66,7 @@ class Engine:
             headers["Authorization"] = f"Bearer {key}"
         body = json.dumps(asked | {"stream": True}).encode()
         request = Request(f"{self.url}/v1/completions", body, headers)
+        ended = False
         try:
             with _OPENER.open(request, timeout=_PATIENCE_S) as reply:
                 for line in reply:
@@ -72,15 +74,19 @@ class Engine:
                     if line.startswith(b"data:") and data != b"[DONE]":
                         chunk = json.loads(data)
                         if "error" in chunk:
-                            raise EngineError(self._explain(data, 500))
+                            raise EngineError(self._explain(data, 500), hint=_AGAIN)
+                        ended |= any(one.get("finish_reason") for one in chunk.get("choices", ()))
                         yield chunk
+            if not ended:
+                # vLLM 0.31 ends so what fails before its first token.
+                raise EngineError(f"the engine at {self.url} broke an answer off", hint=_AGAIN)
         except HTTPError as error:
             with error:
                 raise EngineError(
                     self._explain(error.read(1 << 16), error.code),
                     hint="write what it serves: protokv inspect STATE -o DIR/NAME.kv.safetensors"
                     if error.code == 400
-                    else "ask again; its log says if the state went away meanwhile",
+                    else _AGAIN,
                 ) from None
         except (OSError, HTTPException, ValueError) as error:
             raise EngineError(

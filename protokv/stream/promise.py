@@ -41,6 +41,7 @@ class ScoredAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     sure: float  # mean log probability of its tokens, nats
     wrong: bool
+    unanswerable: bool = False  # the right answer is that there is none
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,10 @@ nobody waits for it. Answers are those one by one, up to the order of sums.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from typing import Any, Final
 
 import torch
@@ -91,7 +92,7 @@ def answer_together(join: Callable[[], Iterable[AskedQuestion]]) -> Iterator[Sai
         live = [one for one in live if one.wanted is not None and not one.asked.is_given_up()]
         if not live:
             return
-        # Those of one session stand together.
+        # Questions of one session stand together.
         live.sort(key=lambda one: (id(one.asked.session.backbone), id(one.asked.session)))
         for model, group in groupby(live, lambda one: one.asked.session.backbone):
             some = list(group)
@@ -101,29 +102,39 @@ def answer_together(join: Callable[[], Iterable[AskedQuestion]]) -> Iterator[Sai
                 yield from one.go_on(sent)
 
 
-def ask_together(
+def stream_together(
     asked: Sequence[AskedQuestion], most: int = MOST_TOGETHER
-) -> Iterator[Answer | Exception]:
-    """Yield the answers to some questions in their order, or why there is none; at most so many are
-    answered together.
+) -> Iterator[str | Answer]:
+    """Yield pieces and answer of each question, in the order of the questions; at most so many are
+    answered together. Raises as `AskedStream.stream`.
     """
-    coming = iter(asked)
-    found = dict[AskedQuestion, Answer | Exception]()
-    begun = 0
+    left = deque(asked)
+    ahead = {one: list[str | Answer]() for one in asked}
+    begun = iter(asked)
+    live = 0
 
     def join() -> Iterator[AskedQuestion]:
-        nonlocal begun
-        while begun < len(asked) and begun - len(found) < most:
-            begun += 1
-            yield asked[begun - 1]
+        nonlocal live
+        for one in islice(begun, most - live):
+            live += 1
+            yield one
 
-    one = next(coming, None)
-    for other, item in answer_together(join):
-        if not isinstance(item, str):
-            found[other] = item
-        while one is not None and one in found:
-            yield found[one]
-            one = next(coming, None)
+    for one, item in answer_together(join):
+        if isinstance(item, Exception):
+            raise item
+        live -= isinstance(item, Answer)
+        ahead[one].append(item)
+        while left and (said := ahead[left[0]]):
+            yield from said
+            if not isinstance(said[-1], Answer):
+                said.clear()
+                break
+            left.popleft()
+
+
+def ask_together(asked: Sequence[AskedQuestion], most: int = MOST_TOGETHER) -> Iterator[Answer]:
+    """Yield the answers alone."""
+    return (one for one in stream_together(asked, most) if isinstance(one, Answer))
 
 
 class _Batch:
@@ -133,12 +144,12 @@ class _Batch:
         self._backbone = backbone
         self._cache = backbone.new_cache()
         self._owners = list[int]()  # whose each of its tokens is
-        # what the questions of a session attend to, and where they begin
+        # the context of the questions of a session, and the place where they begin
         self._shown = dict[AskedStream, tuple[Context, int]]()
 
     @torch.inference_mode()
     def forward(self, some: Sequence[_Reader]) -> list[Any]:
-        """Return what each of some questions waits for; those of one session stand together."""
+        """Return what each of some questions waits for; questions of one session stand together."""
         backbone = self._backbone
         cache = self._cache
         self._forget_others({one.number for one in some})
@@ -146,6 +157,7 @@ class _Batch:
         for one in new:
             self._place(one)
         sizes = [len(one.wanted) for one in some]
+        first = len(self._owners)
         self._owners += [one.number for one in some for _ in one.wanted]
         cache.readers = self._find_readers(some)
         records = any(one.asked.how.get(name) for one in new for name in ("evidence", "promise"))
@@ -155,12 +167,11 @@ class _Batch:
         hidden = backbone.forward(embedded, torch.cat(lines), cache)
         logits = backbone.logits(torch.stack([part[-1] for part in torch.split(hidden, sizes)]))
         found: list[Any] = [*logits]
-        first = 0
         for index, one in enumerate(some):
             one.position += sizes[index]
-            tokens = slice(first, first := first + sizes[index])
+            rows = range(first, first := first + sizes[index])
             if one in new:
-                own = self._copy_part(one.context, tokens)
+                own = self._copy_rows(one.context, rows)
                 scores = logits[index : index + 1]
                 found[index] = QuestionLogits(scores, own, one.position, lines[0][:0])
         return found
@@ -174,7 +185,7 @@ class _Batch:
             self._owners = [self._owners[row] for row in kept]
 
     def _place(self, one: _Reader) -> None:
-        """Give a new question its tokens, what it attends to, and where it stands. Those of one
+        """Give a new question its tokens, what it attends to, and where it stands. Questions of one
         session attend to one context, unless its memory retrieves for each.
         """
         session = one.asked.session
@@ -199,16 +210,16 @@ class _Batch:
             found.append(ContextReaders(context, tokens, None if seen is None else seen[tokens]))
         return found
 
-    def _copy_part(self, context: Context, tokens: slice) -> TokenCache:
-        """Return what is read of a question that was just forwarded, at `tokens`: what it attended
-        to; if queries were recorded, also these, and its keys.
+    def _copy_rows(self, context: Context, rows: range) -> TokenCache:
+        """Return what is read of a question that was just forwarded into these rows: what it
+        attended to; if queries were recorded, also these, and its keys.
         """
         queries = self._cache.queries
-        own = TokenCache(0) if queries is None else self._cache.fork()
+        own = self._cache.fork() if queries else TokenCache(0)
         own.context = context
         if queries is not None:
-            own.queries = [query[:, tokens] for query in queries]
-            before = len(self._owners) - queries[0].shape[1]
+            last = rows.start - len(self._owners), rows.stop - len(self._owners) or None
+            own.queries = [query[:, slice(*last)] for query in queries]
             for layer in own.memory_layers:
-                layer.keep(range(before + tokens.start, before + tokens.stop))
+                layer.keep(rows)
         return own

@@ -145,7 +145,7 @@ class AVSource(Source):
         )
         stream, notes = choose_video_stream(container, self._name, self._max_pixels)
         self.texts = find_text_tracks(container) if self._kind == "file" else ()
-        packets = self._packets(JoinedPart(container, stream), losses)
+        packets = self._packets(self._begin_part(container, stream), losses)
         if self._found is not None:
             return _Opened(container, stream, losses, self._found._replace(packets=packets))
         try:
@@ -224,7 +224,11 @@ class AVSource(Source):
             stream, _ = choose_video_stream(container, self._name, self._max_pixels, part.known)
         except ProtoKVError:
             return None
-        return JoinedPart(container, stream, begin)
+        return self._begin_part(container, stream, begin)
+
+    def _begin_part(self, container: Any, stream: Any, begin: int = 0) -> JoinedPart:
+        path = self.source if self._kind == "file" else None
+        return JoinedPart(container, stream, begin, path)
 
     def _demux(self, part: JoinedPart, losses: FrameLosses) -> Iterator[Any]:
         failed = 0
@@ -301,7 +305,9 @@ class AVSource(Source):
             opened.container.seek(
                 self.timing.ticks(max(0.0, start_s - _EARLIER_S)), stream=opened.stream
             )
-            packets = self._packets(JoinedPart(opened.container, opened.stream), opened.losses)
+            packets = self._packets(
+                self._begin_part(opened.container, opened.stream), opened.losses
+            )
             first = next(packets)
         except Exception:  # this container cannot seek
             return None

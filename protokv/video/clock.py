@@ -78,6 +78,7 @@ class PacketTiming:
     declared_s: float | None = None
     confirmed_s: float = 0.0  # the latest end that a header or another stream states
     carried_s: float = math.inf  # the longest time that a file of these bytes can have
+    longest_pause_s: float = LONGEST_PAUSE_S  # a longer one is damage, or a join
     cuts: bool = False  # parts may be missing without a mark, as in MPEG-TS
     has_pts: bool = True  # the container has presentation times
     # without them: ticks from the decoding time of a packet to that of its frame
@@ -260,7 +261,8 @@ class PacketClock:
             confirmed = gap_s <= 2 * self._longest_s
             confirmed = confirmed or timing.time_s(at) <= timing.confirmed_s + _HOLE_S
             ends = len(later) < _LEAST_REORDERED and not packet.is_keyframe
-            credible = stays and (timing.declared_s is not None or gap_s <= LONGEST_PAUSE_S)
+            longest_s = math.inf if timing.declared_s is not None else timing.longest_pause_s
+            credible = stays and gap_s <= longest_s
             unknown = stays is None or ends
             if credible or (unknown and (confirmed or gap_s <= LONGEST_GAP_S)):
                 self._moved = self._joined

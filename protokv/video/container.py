@@ -70,7 +70,8 @@ _DEVICES = {
 _OPTIONS = {
     # UDP loses packets, and a lost packet is a broken picture until the next key frame.
     "rtsp": {"rtsp_transport": "tcp"},
-    "udp": {"overrun_nonfatal": "1"},
+    # A reader that is stuck holds the port until nothing comes any more.
+    "udp": {"overrun_nonfatal": "1", "reuse": "1"},
     "screen": {"framerate": "10"},
 }
 
@@ -382,6 +383,10 @@ class Pipe:
         """Keep bytes from a position on, counted from where FFmpeg began to read."""
         del self._kept[: max(0, position - self._begin)]
         self._begin = position
+
+    def read_again(self, n: int) -> bytes:
+        """Return up to `n` of the bytes that are kept."""
+        return bytes(self._kept[:n])
 
     def rewind(self) -> None:
         """Let FFmpeg begin to read with the bytes that are kept."""

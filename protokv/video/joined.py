@@ -7,6 +7,8 @@ PyAV drops the packets of a stream that begins in the middle. FFmpeg's own way o
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from av.bitstream import BitStreamFilterContext
@@ -22,8 +24,17 @@ _FILTERS = {
 
 TS_PACKET_BYTES = 188
 
-# Packets in a row of a stream that is not beside the watched one but between two parts of it.
+# Packets in a row of a stream that is not beside the watched one but between two parts of it, and
+# the bytes in which they are looked for where it began after the container was opened.
 _MANY = 64
+_MOST_BYTES = 64 << 20
+
+# They are looked for in gaps between two packets that are so many times as wide as others.
+_WIDE = 8
+
+# A packet of MPEG-TS in which a picture begins. Its PID is in the 13 last bits of two bytes.
+_PICTURE = re.compile(rb"G([\x40-\x7f].).{1,170}?\0\0\x01[\xe0-\xef]", re.DOTALL)
+_PID_BITS = 0x1FFF
 
 
 def identify_stream(stream: Any) -> tuple[int, str]:
@@ -34,9 +45,12 @@ def identify_stream(stream: Any) -> tuple[int, str]:
 class JoinedPart:
     """The watched stream in one opening of a container, and where it ends."""
 
-    def __init__(self, container: Any, stream: Any, begin: int = 0) -> None:
-        """Begin at a byte of the file; a pipe counts from where it was opened anew."""
+    def __init__(
+        self, container: Any, stream: Any, begin: int = 0, path: str | None = None
+    ) -> None:
+        """Begin at a byte of the file at `path`; a pipe counts from where it was opened anew."""
         self.container = container
+        self._path = path
         self.stream = stream
         # Another part may follow.
         self.joins = container.format.name == "mpegts"
@@ -67,7 +81,8 @@ class JoinedPart:
             return False
         # The last one of a recording comes late, behind the first ones of the next.
         before = {one for one, at in self._others.items() if at < place}
-        if before - self.known and min(self._run, self._taken) >= _MANY:
+        between = before - self.known and self._run >= _MANY
+        if self._taken >= _MANY and (between or self._skips_another(place)):
             self.over = True
             return False
         if before:
@@ -80,6 +95,27 @@ class JoinedPart:
         self._taken += 1
         return True
 
+    def _skips_another(self, place: int) -> bool:
+        """Return True if many pictures of another stream stand between the last packet and one at
+        `place`. PyAV gives no packets of a stream that begins after it was opened.
+        """
+        size = place - self.end
+        if size * self._taken <= _WIDE * (self.end - self._begin):
+            return False
+        if self.pipe is not None:
+            data = self.pipe.read_again(min(size, _MOST_BYTES))
+        elif self._path is not None:
+            with Path(self._path).open("rb") as file:
+                file.seek(self.end)
+                data = file.read(min(size, _MOST_BYTES))
+        else:
+            return False
+        beside = {self.stream.id, *(number for number, _ in self.known)}
+        packets = range(0, len(data) - TS_PACKET_BYTES, TS_PACKET_BYTES)
+        begun = (_PICTURE.match(data, at, at + TS_PACKET_BYTES) for at in packets)
+        numbers = (int.from_bytes(one[1]) & _PID_BITS for one in begun if one)
+        return sum(number not in beside for number in numbers) >= _MANY
+
     def becomes_another(self) -> bool:
         """Return True if the stream has another codec than at the beginning; the packet that was
         taken last is the last one of before.
@@ -90,6 +126,9 @@ class JoinedPart:
         try:
             BitStreamFilterContext(known, self.stream)
         except Exception:  # of FFmpeg: it takes other codecs
+            if self._taken < _MANY:
+                # These were the last bytes of sound, where PIDs are swapped: the stream follows.
+                self.known.discard(identify_stream(self.stream))
             return True
         return False
 

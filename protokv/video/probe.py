@@ -23,7 +23,12 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from protokv.errors import SourceUnreadable
-from protokv.video.clock import LONGEST_GAP_S, PacketTiming, bound_declared_end
+from protokv.video.clock import (
+    LONGEST_GAP_S,
+    LONGEST_PAUSE_S,
+    PacketTiming,
+    bound_declared_end,
+)
 from protokv.video.container import MAX_FRAME_PIXELS, make_mp4_index_error
 from protokv.video.joined import identify_stream
 from protokv.video.source import Image as Picture
@@ -59,6 +64,9 @@ _DECLARING = {"avi", "matroska"}
 
 # Containers that count their length from time 0, although their first frame may be later.
 _COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
+
+# These state one too, but a live recording goes on behind it.
+_STATING = {"flv", "asf"}
 
 # The fewest bytes a second of any video, slides of 90 minutes included. Stamps that say less jump.
 _FEWEST_BYTES = 0.25
@@ -346,8 +354,10 @@ def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Pa
     # With other streams, the whole may be longer than the video.
     ends_s += [whole_s] if whole_s and (own_s or len(container.streams) == 1) else []
     stated_s = max(0.0, min(ends_s, default=0.0))
-    # No file of these bytes lasts longer; none is known of a pipe.
+    # No file of these bytes lasts longer; none is known of a pipe. A header that states no ticks of
+    # a second is damaged: FFmpeg takes each for a second, and its stamps say nothing.
     carried_s = container.size / _FEWEST_BYTES if (container.size or 0) > 0 else math.inf
+    carried_s = 0.0 if name == "mov" and base == 1 and not declares else carried_s
     if not declares and stated_s > carried_s:
         stated_s = 0.0
     # A copied tag of a stream of Matroska may say less than the whole.
@@ -365,6 +375,9 @@ def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Pa
         declared_s=declared_s or None,
         confirmed_s=confirmed_s,
         carried_s=carried_s,
+        longest_pause_s=max(LONGEST_GAP_S, bound_declared_end(whole_s))
+        if name in _STATING and whole_s
+        else LONGEST_PAUSE_S,
         cuts=name in ("mpegts", "hls"),
     )
 

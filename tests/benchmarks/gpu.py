@@ -33,12 +33,14 @@ import numpy as np
 import torch
 
 from protokv.backbones import load_backbone, qwen_vl
+from protokv.core.attention import ContextReaders
 from protokv.core.decoding import Decoding
 from protokv.core.step import StepKV
 from protokv.device import kernels, runs
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.stream.opening import load, save
 from protokv.stream.session import Session
+from protokv.stream.together import AskedQuestion, ask_together
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
@@ -317,6 +319,9 @@ def measure_steps(visit: Visit, _: int) -> None:
     for count, chunk in ((1, 1), (4, 1), (1, 4)):
         with visit.trying(streams=count, chunk=chunk):
             _measure_streams(visit, backbone, 24 if visit.tiny else 6000, prepared, count, chunk)
+    for count in (2,) if visit.tiny else (1, 2, 4, 8):
+        with visit.trying(together=count):
+            _measure_together(visit, backbone, 24 if visit.tiny else 6000, steps, count)
 
 
 def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
@@ -358,6 +363,51 @@ def _measure_streams(
     timed(watch, 12 * count)
     visit.say(
         streams=count, chunk=chunk, step_ms=round(timed(watch, 20)[0] / chunk, 2), peak_gib=peak()
+    )
+
+
+def _measure_together(
+    visit: Visit, backbone: Any, budget: int, steps: list[Any], count: int
+) -> None:
+    """Time the answers to so many questions one by one, as they are captured, and in one forward,
+    which is not; and a forward of a step of so many streams, without their memories.
+    """
+    one = Session.start(backbone, MemoryConfig.of("durable", budget=budget))
+    for i in range(budget // len(steps[0]) + 5):
+        one.take([steps[i % len(steps)]], [i * one.clock.step_seconds])
+    question = "what is the first star ?"
+    decoding = Decoding(3 if visit.tiny else 10, temperature=0)
+    rounds = 1 if visit.tiny else 3
+    asked = [AskedQuestion(one, question, decoding) for _ in range(count)]
+    one.ask(question, decoding)
+    alone = timed(lambda _: [one.ask(question, decoding) for _ in range(count)], rounds)
+    joins = type(one).joins
+    try:
+        type(one).joins = True  # type: ignore[assignment, method-assign]
+        list(ask_together(asked))
+        together = timed(lambda _: list(ask_together(asked)), rounds)
+    finally:
+        type(one).joins = joins  # type: ignore[method-assign]
+    (placed,) = one.position_steps([steps[0]], [one.clock.next_start_s])
+    T = len(placed.positions)
+    seen = torch.eye(count, device=DEVICE).repeat_interleave(T, 0).repeat_interleave(T, 1).bool()
+    seen.tril_()
+    embedded = steps[0].embeddings.repeat(count, 1)
+    positions = placed.positions.repeat(count, 1)
+
+    @torch.inference_mode()
+    def forward(_: int) -> None:
+        cache = backbone.new_cache()
+        each = (slice(i * T, (i + 1) * T) for i in range(count))
+        cache.readers = [ContextReaders(one.memory.context(), own, seen[own]) for own in each]
+        backbone.forward(embedded, positions, cache, steps=[steps[0]] * count)
+
+    forward(0)
+    visit.say(
+        together=count,
+        one_by_one_ms=alone,
+        in_one_forward_ms=together,
+        streams_forward_ms=timed(forward, rounds),
     )
 
 
@@ -499,6 +549,35 @@ def measure_kernels(visit: Visit, _: int) -> None:
     )
     for T, N in sizes:
         visit.say(T=T, N=N, **_kernels(T, N, 2 if visit.tiny else 30))
+    size = (64, 96) if visit.tiny else (3584, 18944)
+    for T in (1, 8, 32, 196):
+        with visit.trying(joined_weights=T):
+            visit.say(joined_weights=T, **_join_weights(T, size))
+
+
+def _join_weights(T: int, size: tuple[int, int]) -> dict[str, Any]:
+    """Time the products of a layer whose weights are joined, and apart, over as many weights as a
+    cache cannot hold.
+    """
+    hidden, inner = size
+    heads = [hidden, hidden // 7, hidden // 7]
+    x = torch.randn(T, hidden, device=DEVICE).bfloat16()
+    layers = [
+        [torch.randn(n, hidden, device=DEVICE).bfloat16() for n in (sum(heads), 2 * inner)]
+        for _ in range(4)
+    ]
+    parts = [[*qkv.split(heads), *both.chunk(2)] for qkv, both in layers]
+    found = {}
+    for name, each in (("joined_ms", layers), ("apart_ms", parts)):
+        products = [weight for layer in each for weight in layer]
+
+        def call(_: int, products: list[torch.Tensor] = products) -> None:
+            for weight in products:
+                torch.nn.functional.linear(x, weight)
+
+        call(0)
+        found[name] = timed(call, 20)
+    return found
 
 
 def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:

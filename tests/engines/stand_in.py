@@ -28,7 +28,7 @@ class StandIn:
         _, session = self.states[body["kv_transfer_params"]["state"]]
         # The lead of a question is among the slots.
         ids = [*find_lead(session), *body["prompt"]]
-        for _ in range(body["max_tokens"]):
+        for left in reversed(range(body["max_tokens"])):
             with self._lock:
                 likely = session.read_question(ids).logits[-1].log_softmax(-1)
             token = int(likely.argmax())
@@ -38,8 +38,11 @@ class StandIn:
                 "token_logprobs": [float(likely[token])],
                 "top_logprobs": [{f"token_id:{one}": float(likely[one]) for one in wanted}],
             }
-            yield {"choices": [{"index": 0, "text": "?", "logprobs": chances}]}
-            if token in body.get("stop_token_ids", ()):
+            stops = token in body.get("stop_token_ids", ())
+            ended = "stop" if stops else None if left else "length"
+            chosen = {"index": 0, "text": "?", "logprobs": chances, "finish_reason": ended}
+            yield {"choices": [chosen]}
+            if stops:
                 return
             ids.append(token)
 

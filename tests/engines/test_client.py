@@ -2,6 +2,7 @@
 refuses is said in one line.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,15 +130,17 @@ def test_evidence_is_refused_before_the_engine_is_asked(
         ((500, b"<html>"), "HTTP status 500"),
         ((200, b"data: {broken\n\n"), "does not answer"),
         ((200, b'data: {"error": {"message": "it failed"}}\n\n'), "refuses: it failed"),
+        ((200, b"data: [DONE]\n\n"), "broke an answer off"),
     ],
 )
 def test_what_an_engine_refuses_is_one_line(
     asked: EngineSession, engine: StandIn, reply: tuple[int, bytes], why: str
 ) -> None:
-    engine.replies.append(reply)
-    with pytest.raises(EngineError, match=why) as refused:
-        asked.ask(QUESTION)
-    assert len(refused.value.message.splitlines()) == 1
+    for decoding in (None, Decoding(choices=("red", "blue"))):
+        engine.replies.append(reply)
+        with pytest.raises(EngineError, match=why) as refused:
+            asked.ask(QUESTION, decoding)
+        assert len(refused.value.message.splitlines()) == 1
     assert asked.ask(QUESTION).text
 
 
@@ -225,6 +228,31 @@ class TestCommands:
         for one, why in ((held, "held to no schema"), (refused, "without --engine")):
             assert one.status_code == 400
             assert why in one.text
+
+    def test_agents_are_answered_by_the_engine_which_tells_no_evidence(
+        self, state: Path, session: Session, engine: StandIn, folder: Path
+    ) -> None:
+        pytest.importorskip("mcp.server.mcpserver")
+        from mcp.client.client import Client
+
+        from protokv.serve.tools import build_tool_server
+
+        bare = load_backbone(str(folder), device="meta", dtype="float32")
+        states = StateFolder(state.parent, bare, engine=Engine(engine.url))
+
+        async def ask() -> list[Any]:
+            asked = {"state": "talk", "question": QUESTION}
+            async with Client(build_tool_server(states)) as agent:
+                found = [await agent.call_tool("ask", asked)]
+                engine.states.clear()
+                return [*found, await agent.call_tool("ask", asked)]
+
+        answered, refused = asyncio.run(ask())
+        told = json.loads(answered.content[0].text)
+        assert told["answer"] == session.ask(QUESTION).text
+        assert told["evidence"] == "not told by this engine or cache"
+        assert refused.is_error
+        assert "there is no state" in refused.content[0].text
 
     def test_serve_watches_nothing_where_an_engine_answers(
         self, protokv: Program, state: Path, engine: StandIn

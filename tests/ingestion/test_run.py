@@ -277,12 +277,11 @@ def says(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """What sessions answer in turn, by question."""
     answers: dict[str, list[str]] = {}
 
-    def ask(self: Session, question: str, *_: Any, **__: Any) -> Answer:
-        return Answer(
-            question, answers[question].pop(0), self.clock.stream_time_s, 1.0, 1.0, 1, 1, -0.5
-        )
+    def answer(self: Session, question: str, *_: Any, **__: Any) -> Generator[str, None, Answer]:
+        yield (text := answers[question].pop(0))
+        return Answer(question, text, self.clock.stream_time_s, 1.0, 1.0, 1, 1, -0.5)
 
-    monkeypatch.setattr(Session, "ask", ask)
+    monkeypatch.setattr(Session, "begin_answer", answer)
     return answers
 
 

@@ -186,3 +186,27 @@ def test_memories_are_compared_with_the_default_and_the_default_with_the_full_ca
         ("window", 64): ("durable", -1.0),
         ("durable", 8): ("full", -1.0),
     }
+
+
+def test_what_is_recognised_among_choices_alone_is_not_remembered() -> None:
+    asked = [
+        # question, prompt of a benchmark, right
+        ("Who came in?", "", True),
+        ("Who came in?", "Who came in?\nA. Anna\nB. Bob", True),
+        ("What fell?", "", False),
+        ("What fell? A. a cup B. a plate", "", True),
+        ("What broke?", "", False),
+        ("What broke? A. it B. not", "", False),
+        ("Who left?", "", True),
+    ]
+    rows = [
+        replace(ROW, question_id=str(n), question=text, prompt=prompt, correct=right)
+        for n, (text, prompt, right) in enumerate(asked)
+    ]
+    (found,) = summarise_answers([*rows, replace(rows[3], video="b")])["recalled"]
+    assert {name: found[name] for name in ("n", "remembered", "recognised")} == {
+        "n": 3,
+        "remembered": 1,
+        "recognised": 1,
+    }
+    assert summarise_answers(rows[::2])["recalled"] == []

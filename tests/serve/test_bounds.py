@@ -194,9 +194,10 @@ def test_an_answer_that_never_ends_does_not_keep_the_server(
 
     def loop(*_: Any, **__: Any) -> Any:
         begun.set()
-        yield from iter(go.wait, True)
+        go.wait()
+        yield "x"
 
-    monkeypatch.setattr(Session, "stream", loop)
+    monkeypatch.setattr(Session, "begin_answer", loop)
     monkeypatch.setattr("protokv.serve.app._STOP_S", 0.1)
     body = {"model": "door", "messages": [{"role": "user", "content": "what is it"}]}
     head = b"Host: localhost\r\nContent-Length: %d\r\n\r\n" % len(json.dumps(body))

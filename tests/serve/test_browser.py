@@ -97,7 +97,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         )
         return Answer(question, f"{SCRIPT} star", 12.0, 1.0, 2.0, 20, 2, -0.1, evidence=found)
 
-    monkeypatch.setattr(Session, "stream", stream)
+    monkeypatch.setattr(Session, "begin_answer", stream)
     return go
 
 

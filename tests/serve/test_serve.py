@@ -294,15 +294,15 @@ def test_questions_beyond_the_limits_are_sent_away(
 ) -> None:
     begun = threading.Event()
     go = threading.Event()
-    stream = Session.stream
+    begin = Session.begin_answer
     answers = list[Any]()
 
     def slow(self: Session, *arguments: Any, **options: Any) -> Any:
         begun.set()
         assert go.wait(30)
-        return (yield from stream(self, *arguments, **options))
+        return (yield from begin(self, *arguments, **options))
 
-    monkeypatch.setattr(Session, "stream", slow)
+    monkeypatch.setattr(Session, "begin_answer", slow)
     with (
         server(made, limits=ServerLimits(waiting=1)) as address,
         client(address) as one,
@@ -334,7 +334,7 @@ def with_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
         stood = Evidence((SPAN,), True) if evidence else None
         return Answer(question, "a star", 3.0, 1.0, 2.0, 20, 2, -0.1, stood)
 
-    monkeypatch.setattr(Session, "stream", stream)
+    monkeypatch.setattr(Session, "begin_answer", stream)
 
 
 @pytest.mark.usefixtures("with_evidence")

@@ -19,7 +19,11 @@ from protokv.errors import ConfigError
 from protokv.ingestion import StandingQuestion
 from protokv.ingestion.asking import StandingAsker
 from protokv.memories import DurableConfig
-from protokv.replay.calibrate import calibrate_answers, save_calibrations
+from protokv.replay.calibrate import (
+    calibrate_answers,
+    save_calibrations,
+    tabulate_promises,
+)
 from protokv.replay.rows import AnswerRow
 from protokv.state.sources import StreamSegment
 from protokv.stream.promise import (
@@ -187,6 +191,32 @@ def test_a_question_at_several_delays_counts_once() -> None:
     (made,) = calibrate_answers(rows)
     assert len(made.chooses) + len(made.tests) == 10
     assert calibrate_answers(rows[::-1]) == [made]
+
+
+def test_a_withheld_answer_is_right_where_there_is_none() -> None:
+    """Sure answers are right, unsure ones are wrong, and half of both have none."""
+    choice = "Which? Options: A. red; B. Unable to answer;"
+    ways = (("red", ""), ("Unknown.", ""), ("B", choice), ("A", choice))
+    rows = [
+        replace(
+            ROW,
+            config={"kind": "full", "budget": 64},
+            question_id=str(n),
+            expected=ways[n % 4][0],
+            prompt=ways[n % 4][1],
+            correct=n < 100,
+            mean_logprob=-0.1 if n < 100 else -9.0,
+        )
+        for n in range(200)
+    ]
+    assert [row.is_unanswerable for row in rows[:4]] == [False, True, True, False]
+    (made,) = calibrate_answers(rows)
+    at_10_percent = tabulate_promises([made])[2]
+    assert at_10_percent["wrong"] == 0
+    assert at_10_percent["unanswerable"] == 1
+    assert 0.3 < at_10_percent["answered"] < 0.7
+    bare = calibrate_answers([replace(row, correct=False) for row in rows])
+    assert {row["unanswerable"] for row in tabulate_promises(bare)} == {None}
 
 
 def test_rows_that_do_not_say_how_sure_they_are_cannot_calibrate() -> None:

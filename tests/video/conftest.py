@@ -60,6 +60,7 @@ class Clip:
     rotation: int = 0
     pixel: Fraction | None = None  # width of a pixel by its height
     audio_s: float = 0.0
+    pids: tuple[int, int] | None = None  # PIDs of pictures and sound in MPEG-TS
     comment: str = ""
 
     @property
@@ -82,6 +83,8 @@ def write(clip: Clip, path: Path) -> Path:
         if clip.rotation:
             stream.set_display_rotation(clip.rotation)
         sound: Any = output.add_stream("aac", rate=8000, layout="mono") if clip.audio_s else None
+        if clip.pids:
+            stream.id, sound.id = clip.pids
         for number, ticks in enumerate(clip.ticks):
             picture = burn(7 if clip.still else number, clip.width, clip.height)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=clip.pixels)

@@ -13,6 +13,7 @@ from protokv.video import open_source
 from protokv.video.registry import fingerprint_source
 from protokv.words.find import find_subtitles
 from tests.fleet.conftest import films, server, store
+from tests.video.listings import serve_listings
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto.server")
@@ -115,7 +116,35 @@ def test_an_unreadable_object_is_one_error_with_its_address(
 
 
 # `.` and `/` sort before letters, and these before both: a page has keys on either side.
-@pytest.mark.parametrize("bad", ["./d.mp4", "/e.mp4", "c//one.mp4", "c/../f.mp4", "z///a.mp4"])
+BAD_KEYS = ["./d.mp4", "/e.mp4", "c//one.mp4", "c/../f & g.mp4", "z///a.mp4"]
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+@pytest.mark.parametrize("bad", BAD_KEYS)
+def test_a_key_that_cannot_be_read_leaves_its_neighbours_alone_on_google_and_azure(
+    scheme: str, bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"! first.mp4", "b & c.mp4", "c/d.mp4", "z.mp4", bad}
+    with serve_listings([f"v/{name}" for name in names], answers=99) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert [name for name, _ in list_bucket(f"{scheme}://bucket/v/")] == sorted(names)
+        found = list_bucket(f"{scheme}://bucket/v/b*")
+        assert list(found) == [("b & c.mp4", f"{scheme}://bucket/v/b & c.mp4")]
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_a_store_that_refuses_the_second_listing_is_one_error_with_its_address(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve_listings(["v/./a.mp4"], answers=1) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SourceError, match=f"cannot read {scheme}://bucket/v/: .*403"):
+            list(list_bucket(f"{scheme}://bucket/v/"))
+
+
+@pytest.mark.parametrize("bad", BAD_KEYS)
 def test_a_key_that_cannot_be_read_leaves_its_neighbours_alone(
     store: S3Server, films: Path, bad: str
 ) -> None:
