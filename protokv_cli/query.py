@@ -194,7 +194,6 @@ def _ask_one(
     with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             # Its library takes long.
-            from protokv.state.frames import find_state_videos
             from protokv.state.sources import find_notice, list_state_sources, list_video_places
             from protokv.stream.engine import Engine, EngineSession
             from protokv.stream.opening import open_session
@@ -203,6 +202,8 @@ def _ask_one(
             reader = open_commit_at(out, state, ask.at, ask.verify)
         answers.how.decoding()
         if answers.how.frames is not None:
+            from protokv.state.frames import find_state_videos
+
             named = answers.how.video
             places = [named] if named else [Path(), Path(state).parent]
             videos += find_state_videos(reader.header, places)
