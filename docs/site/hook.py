@@ -30,6 +30,7 @@ PAGES = {
     "samples/README.md": "findings/samples.md",
     "samples/benchmarks/README.md": "findings/benchmarks.md",
     "samples/fleet/README.md": "findings/fleet.md",
+    "samples/clients/README.md": "findings/clients.md",
     "samples/studies/delay/README.md": "findings/delay.md",
     "samples/studies/harder/README.md": "findings/harder.md",
     "samples/studies/language/README.md": "findings/language.md",
