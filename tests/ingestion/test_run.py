@@ -164,7 +164,7 @@ def test_watched_steps_are_saved_whatever_ends_the_run(
 @pytest.mark.parametrize(
     ("broken", "error"),
     [
-        ("protokv.core.step.StepKV", RuntimeError("half a step")),
+        ("protokv.core.prototypes.PrototypeMemory.apply", RuntimeError("half a step")),
         ("protokv.stream.session.Session.make_state", StateCorrupt("a number is not finite")),
     ],
     ids=["an error within a step", "a state that cannot be loaded"],
