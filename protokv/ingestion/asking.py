@@ -62,14 +62,14 @@ class StandingAsker:
         """Ask what became due after stream time `before_s`; return the answers that are news."""
         session = self._session
         live = self._live
-        found = list[QuestionAnswered]()
-        model = session.backbone.identity.name
         now_s = session.clock.stream_time_s
         due = [
             (one, decoding)
             for one, decoding in self._asked
             if int(now_s / one.every_s + 1e-6) != int(before_s / one.every_s + 1e-6)
         ]
+        if not due:
+            return []
         dropped = live.frames_dropped if live else 0
         with time_stage(session.timings, "questions"):
             asked = [
@@ -82,6 +82,8 @@ class StandingAsker:
                 for one, decoding in due
             ]
             answers = list(ask_together(asked))
+        found = list[QuestionAnswered]()
+        model = session.backbone.identity.name
         for (one, _), answer in zip(due, answers, strict=True):
             shares = {
                 choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()

@@ -32,6 +32,7 @@ from protokv.ingestion import (
     SourceLost,
     SourceRecovered,
     StandingQuestion,
+    asking,
     ingest,
     ingest_events,
 )
@@ -39,7 +40,6 @@ from protokv.ingestion.mailbox import LiveConnectionEnd, LiveQueue
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import StreamSegment, WallClockLog
-from protokv.stream.session import Session
 from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
@@ -355,7 +355,7 @@ def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(
     # Five of forty seconds come before the first answer, all others while it is made; eight steps
     # have room.
     asked = threading.Event()
-    ask = Session.ask
+    ask = asking.ask_together
     world = World([50, asked, 350, gone()])
 
     def wait(*arguments: Any, **options: Any) -> Any:
@@ -363,7 +363,7 @@ def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(
         assert world.idle.wait(30)
         return ask(*arguments, **options)
 
-    monkeypatch.setattr(Session, "ask", wait)
+    monkeypatch.setattr(asking, "ask_together", wait)
     events = run(world, path, on_pressure="drop", ask=(StandingQuestion("what is it", 5.0),))
     said = [
         (one.stream_time_s, one.late_s, one.frames_dropped)

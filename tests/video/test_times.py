@@ -99,9 +99,14 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "pid, back and on twice": [PLAIN | OTHER_PID, PLAIN, PLAIN | OTHER_PID, PLAIN],
     "codec and pid, back and on": [X265 | OTHER_PROGRAM, PLAIN, X265 | OTHER_PROGRAM],
 }
+# Each kind of change once; the others with -m slow.
+QUICK = ("pid with sound", "codec and size", "MPEG-2", "three programs", "pid, back and on again")
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in CHANGES],
+)
 def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
     change: str, tmp_path: Path
 ) -> None:
@@ -126,7 +131,7 @@ def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
         assert sum("another recording is joined" in note for note in source.notes) == parts - 1
 
 
-@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("parts", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_recordings_whose_sound_has_the_pid_of_the_pictures_before_are_watched(
     parts: int, tmp_path: Path
 ) -> None:
