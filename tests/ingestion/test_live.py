@@ -40,6 +40,7 @@ from protokv.ingestion.mailbox import LiveConnectionEnd, LiveQueue
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import StreamSegment, WallClockLog
+from protokv.stream.together import ask_together
 from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
@@ -355,7 +356,7 @@ def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(
     # Five of forty seconds come before the first answer, all others while it is made; eight steps
     # have room.
     asked = threading.Event()
-    ask = asking.ask_together
+    ask = ask_together
     world = World([50, asked, 350, gone()])
 
     def wait(*arguments: Any, **options: Any) -> Any:
