@@ -214,13 +214,16 @@ def _list_means(cells: _Cells) -> Iterator[JsonObject]:
 
 def _list_recalled(cells: _Cells) -> Iterator[JsonObject]:
     for (part, _, memory, budget, delay_s), rows in cells.items():
-        free = [row for row in rows if part == "all" and not row.has_choices]
+        # By video: a cell may have thousands of rows.
+        free = dict[str, list[AnswerRow]]()
+        for row in rows if part == "all" else ():
+            if not row.has_choices:
+                free.setdefault(row.video, []).append(row)
         pairs = [
             (row.correct, other.correct)
             for other in rows
-            if free and other.has_choices
-            for row in free
-            if row.video == other.video and row.question in other.asked
+            for row in free.get(other.video, ())
+            if other.has_choices and row.question in other.asked
         ]
         if pairs:
             found = {

@@ -1,9 +1,9 @@
 """The part of OpenAI's chat completions that a state can answer: requests, checked field by field,
 and replies.
 
-A state keeps no conversation: each request brings all of it, and its pictures, if it has any, are
-watched by a session of its own. Fields that a state cannot serve are
-refused by name. See https://platform.openai.com/docs/api-reference/chat.
+A state keeps no conversation: each request brings all of it. Pictures are watched by a session of
+the conversation. Fields that a state cannot serve are refused by name. See
+https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
-from protokv.serve.conversations import ChatMessage, digest_parts
+from protokv.serve.conversations import MOST_MESSAGES, ChatMessage, digest_parts
 from protokv.serve.schemas import read_response_format
 from protokv.state.sources import VideoPlace, describe_video_times
 from protokv.stream.answer import Answer
@@ -236,7 +236,9 @@ class _Message(msgspec.Struct):
 def _read_messages(messages: object) -> tuple[list[ChatMessage], str | None]:
     """Return what user and assistant said, and the system prompt. ConfigError."""
     try:
-        read = msgspec.convert(messages, Annotated[list[_Message], msgspec.Meta(max_length=4096)])
+        read = msgspec.convert(
+            messages, Annotated[list[_Message], msgspec.Meta(max_length=MOST_MESSAGES)]
+        )
     except msgspec.ValidationError as error:
         why = "they have texts and pictures, each with a role, as OpenAI's chat has them"
         raise ConfigError(f"messages: {escape_text(error)}; {why}") from None

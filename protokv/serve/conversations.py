@@ -16,8 +16,8 @@ import numpy as np
 
 from protokv.stream.session import Session
 
-# The last messages of a conversation, by which it is found.
-_MOST_KEPT = 4096
+# Of a request. A conversation is found by as many of its last ones.
+MOST_MESSAGES = 4096
 # A request that begins in the middle of a conversation has so many of its pictures.
 _LEAST_PICTURES = 2
 
@@ -34,7 +34,7 @@ class ChatMessage:
 
 
 def digest_parts(parts: Iterable[bytes]) -> bytes:
-    """Return the SHA-256 of parts, whose borders count."""
+    """Return the SHA-256 of some parts; others that are equal when joined have another."""
     each = (hashlib.sha256(part).digest() for part in parts)
     return hashlib.sha256(b"".join(each)).digest()
 
@@ -80,7 +80,7 @@ class Conversation:
             start_s = max(now_s - self._began_s, session.clock.stream_time_s)
             session.watch_prepared([step], [start_s])
         self._count += 1
-        self._last = [*self._last, message.digest][-_MOST_KEPT:]
+        self._last = [*self._last, message.digest][-MOST_MESSAGES:]
 
 
 def find_conversation(

@@ -54,9 +54,8 @@ class FedSessionLimits:
     most: int = 8  # sessions at once
     frame_bytes: int = 8 << 20  # most bytes of a file
     frame_pixels: int = 8192 * 4352
-    idle_s: float = (
-        300.0  # without a frame, until a session is put away or a conversation forgotten
-    )
+    # without a frame, until a session is put away or a conversation forgotten
+    idle_s: float = 300.0
 
 
 class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

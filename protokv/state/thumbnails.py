@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.parts import SessionAttachment
-from protokv.core.tensors import TensorSpec
+from protokv.core.tensors import Axes, TensorSpec
 from protokv.errors import StateCorrupt
 
 _Picture = NDArray[np.uint8]
@@ -61,14 +61,14 @@ class Thumbnails(SessionAttachment):
     def declare() -> tuple[TensorSpec, ...]:
         """Declare the files and what they are of; a state may have none."""
         what = "JPEG files of some steps, each with zeros at its end"
-        axis = ("thumbnail",)
-        most = (MOST_THUMBNAILS + 1,)
-        files = (*axis, "thumbnail_byte"), (*most, MOST_THUMBNAIL_BYTES)
+        declare = Axes(
+            {"thumbnail": MOST_THUMBNAILS + 1, "thumbnail_byte": MOST_THUMBNAIL_BYTES}
+        ).declare
         return (
-            TensorSpec(_JPEG, *files, torch.uint8, what, optional=True),
-            TensorSpec(_STEP, axis, most, torch.int64, "their steps", "step", optional=True),
-            TensorSpec(
-                _TIME, axis, most, torch.float64, "their stream times", "seconds", optional=True
+            declare(_JPEG, "thumbnail thumbnail_byte", torch.uint8, what, optional=True),
+            declare(_STEP, "thumbnail", torch.int64, "their steps", "step", optional=True),
+            declare(
+                _TIME, "thumbnail", torch.float64, "their stream times", "seconds", optional=True
             ),
         )
 
