@@ -29,7 +29,7 @@ from protokv.replay.questions import is_expected_answer
 from protokv.stream.session import Session
 from samples.worlds.streams import Worlds, WorldStream, find_group
 
-MEMORIES = ("durable", "infinipot-v")
+MEMORIES = ("durable", "infinipot-v", "random", "first-tokens")
 BUDGETS = (86, 43, 22, 11)
 
 
