@@ -14,7 +14,7 @@ style:
 types:
     mypy
 
-# All tests that are not slow, some minutes; `just test tests/core` runs those of one room.
+# All tests that are neither slow nor wide, some minutes; `just test tests/core` runs those of one room.
 test *what:
     pytest {{ what }}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Forked tokenizer threads warn, and warnings are errors here.
@@ -43,6 +43,11 @@ settings.register_profile(
     "nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def widen(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
+    """Return values of a parameter of tests. Those that are not `quick` have the mark `wide`."""
+    return [one if one in quick else pytest.param(one, marks=pytest.mark.wide) for one in values]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -2,7 +2,7 @@
 on the CPU.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ from protokv.video.sampling import VideoStep
 from protokv.video.source import never_stop
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames
+from tests.conftest import random_frames, widen
 from tests.fake_cuda import FakeCuda, data_of, fake_cuda
 
 QUESTION = "what is the first star ?"
@@ -33,17 +33,22 @@ Models = Callable[..., tuple[Backbone, Backbone]]
 SLIDING = ("gemma4",)
 
 
-def is_quick(family: str, kind: str, positions: str) -> bool:
+QUICK_MEMORIES = ("durable", "paper", "rekv")
+
+
+def mark(family: str, kind: str, positions: str) -> Sequence[pytest.MarkDecorator]:
     """Take every memory with the family that has most to its steps, and the plainest memory with
-    the others.
+    the others; three and one of these first.
     """
-    if family == "qwen3_vl":
-        return positions == "stream"
-    return kind == "sliding-window" and positions == ("stream" if family in SLIDING else "compact")
+    if family == "qwen3_vl" and positions == "stream":
+        return [] if kind in QUICK_MEMORIES else [pytest.mark.wide]
+    if kind == "sliding-window" and positions == ("stream" if family in SLIDING else "compact"):
+        return [] if family in SLIDING else [pytest.mark.wide]
+    return [pytest.mark.slow]
 
 
 EVERY = [
-    pytest.param(*one, id="-".join(one), marks=[] if is_quick(*one) else pytest.mark.slow)
+    pytest.param(*one, id="-".join(one), marks=mark(*one))
     for one in product(BUILDERS, MEMORIES, ("stream", "compact"))
     if one[2] == "stream" or one[0] not in SLIDING
 ]
@@ -122,10 +127,11 @@ def test_a_device_of_its_own_gives_what_the_cpu_gives(
         assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-@pytest.mark.parametrize("config", [small(kind) for kind in MEMORIES], ids=type)
+@pytest.mark.parametrize("kind", widen(MEMORIES, QUICK_MEMORIES))
 def test_attention_by_columns_is_about_that_of_the_cpu(
-    models: Models, config: MemoryConfig, tmp_path: Path
+    models: Models, kind: str, tmp_path: Path
 ) -> None:
+    config = small(kind)
     here, there = models("qwen2_5_vl", "bfloat16")
     (expected, *_) = use(here, config, tmp_path / "here.safetensors")[1]
     with fake_cuda():
@@ -146,16 +152,20 @@ CAPTURED = ("qwen3_vl", "qwen3_5_moe", "gemma4", "llava_onevision", "smolvlm", "
         *(
             pytest.param(
                 *(family, "durable", "stream"),
-                marks=[] if family in CAPTURED else pytest.mark.slow,
+                marks=[]
+                if family == "qwen3_vl"
+                else pytest.mark.wide
+                if family in CAPTURED
+                else pytest.mark.slow,
             )
             for family in BUILDERS
         ),
-        *product(
-            ["qwen3_vl"],
-            ["sliding-window", "last-frames", "infinipot-v", "hermes", "paper"],
-            ["stream"],
+        *(
+            pytest.param("qwen3_vl", kind, "stream", marks=pytest.mark.wide)
+            for kind in ("sliding-window", "last-frames", "infinipot-v", "hermes", "paper")
         ),
-        *product(["qwen2_5_vl", "qwen3_5"], ["durable"], ["compact"]),
+        ("qwen3_5", "durable", "compact"),
+        pytest.param("qwen2_5_vl", "durable", "compact", marks=pytest.mark.wide),
     ],
 )
 def test_all_that_a_stream_does_is_captured(

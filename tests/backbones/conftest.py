@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.backbones.tiny import BUILDERS
+from tests.conftest import widen
+
+# One position a token with sliding layers, three, and layers that carry a state.
+QUICK_FAMILIES = ("gemma4", "qwen2_5_vl", "qwen3_5")
 
 
-@pytest.fixture(scope="module", params=list(BUILDERS))
+@pytest.fixture(scope="module", params=widen(BUILDERS, QUICK_FAMILIES))
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 

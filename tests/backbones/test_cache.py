@@ -3,6 +3,7 @@
 import copy
 import doctest
 import gc
+from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -47,18 +48,20 @@ FRAMES = {
 }
 
 
-def is_quick(family: str, way: str) -> bool:
-    """Take the plainest decoder and the one with most kinds of layers in every way, and the others
-    as transformers loads them.
+def mark(family: str, way: str) -> Sequence[pytest.MarkDecorator]:
+    """Take the plainest decoder and the one with most kinds of layers first, and in every way; the
+    others as transformers loads them.
     """
-    return way == "sdpa" or family in ("qwen2_5_vl", "gemma4")
+    plain = family in ("qwen2_5_vl", "gemma4")
+    if plain and way == "sdpa":
+        return []
+    return [pytest.mark.wide if plain or way == "sdpa" else pytest.mark.slow]
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(one, id="-".join(one), marks=[] if is_quick(*one) else pytest.mark.slow)
-        for one in product(BUILDERS, WAYS)
+        pytest.param(one, id="-".join(one), marks=mark(*one)) for one in product(BUILDERS, WAYS)
     ],
 )
 def loaded(request: pytest.FixtureRequest) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import protokv
 from protokv.core.rotary import rotate
 from samples.families import make, read_defaults, try_family
 from tests.backbones.test_cache import ANSWER, answer
+from tests.conftest import widen
 
 FAMILIES = [
     "glm4v",
@@ -66,7 +67,7 @@ def make_steps(family: str, config: Any) -> list[dict[str, Tensor]]:
     return [{"input_ids": ids, "pixel_values": torch.rand(shape), **sizes} for _ in range(COUNT)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", widen(FAMILIES, ["minicpmv4_7", "cosmos3_omni"]))
 @torch.no_grad()
 def test_a_family_without_code_of_ours_is_served(family: str) -> None:
     model = tiny_model(family)

@@ -27,7 +27,7 @@ from protokv_cli.inspect import make_inspect_tables
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames, watched
+from tests.conftest import random_frames, watched, widen
 from tests.core.streams import copy_of, same
 
 
@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], Path]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=widen(KINDS, ("linear", "sliding, small")))
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Backbone, Upstream]:

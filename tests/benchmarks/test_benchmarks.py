@@ -57,6 +57,7 @@ def test_a_visit_runs_every_part_and_goes_on_to_the_same_bytes(tmp_path: Path) -
     assert not any("error" in row for row in rows)
 
 
+@pytest.mark.wide
 def test_each_part_is_a_process_that_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def test_a_worker_per_device_unless_told_otherwise(
     assert pools == [made]
 
 
+@pytest.mark.wide
 def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     protokv: Program, folder: Path
 ) -> None:

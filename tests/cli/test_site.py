@@ -57,6 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_the_page_of_json_has_every_key(
     site: Path, embedded: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from protokv_cli import output
 from protokv_cli.output import Output, format_json, make_printable, tabulate_rows
 from tests.cli.conftest import RUN, Program
 from tests.cli.terminal import run_on_terminal
+from tests.conftest import widen
 
 DRAWING = "\x1b["
 SHORT = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
@@ -83,7 +84,7 @@ def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted
     )
 
 
-@pytest.mark.parametrize("streams", ["<&- >&-", "<&- 2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("streams", widen(["<&- >&-", "<&- 2>&-", ">&- 2>&-"], [">&- 2>&-"]))
 def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(
     embedded: Program, streams: str
 ) -> None:

@@ -99,8 +99,8 @@ def at(layers: int, bound: tuple[int, int]) -> int:
     [
         # A ring takes the same operations at any size.
         ("sliding-window", 1000, 3, "stream"),
-        ("sliding-window", 1000, 3, "compact"),
-        ("durable", 4000, 3, "stream"),
+        pytest.param("sliding-window", 1000, 3, "compact", marks=pytest.mark.wide),
+        pytest.param("durable", 4000, 3, "stream", marks=pytest.mark.wide),
         ("durable", 4000, 3, "compact"),
         ("durable", 4000, DEEP_MODEL_LAYERS, "stream"),
         *(

@@ -73,18 +73,16 @@ def watch(
     ("family", "kind", "positions"),
     [
         *(
-            (None, kind, "stream")
-            for kind in (
-                "durable",
-                "sliding-window",
-                "infinipot-v",
-                "hermes",
-                "last-frames",
-                "paper",
-            )
+            pytest.param(None, kind, "stream", marks=pytest.mark.wide)
+            for kind in ("sliding-window", "infinipot-v", "hermes", "last-frames")
         ),
+        *((None, kind, "stream") for kind in ("durable", "paper")),
         (None, "durable", "compact"),
-        *((family, "durable", "stream") for family in ("qwen3_vl", "qwen3_5", "gemma4")),
+        ("qwen3_5", "durable", "stream"),
+        *(
+            pytest.param(family, "durable", "stream", marks=pytest.mark.wide)
+            for family in ("qwen3_vl", "gemma4")
+        ),
     ],
 )
 def test_a_stream_by_graphs_gives_the_bytes_of_one_without(

@@ -41,6 +41,7 @@ REFUSED = ("hermes",)
 
 
 def configs() -> list[object]:
+    quick = ("paper, short warm-up", "durable, words apart", "sliding-window", "rekv")
     variants = {
         "paper, short warm-up": small_config(60, warmup_residuals=5),
         "paper, far only": small_config(BUDGET, split=(0, 1), anchor="first"),
@@ -50,7 +51,10 @@ def configs() -> list[object]:
     others = {
         name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED
     }
-    return [pytest.param(config, id=name) for name, config in (variants | others).items()]
+    return [
+        pytest.param(config, id=name, marks=[] if name in quick else pytest.mark.wide)
+        for name, config in (variants | others).items()
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ def stand_in() -> Iterator[StandIn]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         engine.url = f"http://127.0.0.1:{server.server_port}"
         try:

@@ -161,6 +161,7 @@ def test_a_conversation_that_is_gone_is_made_anew_from_what_is_sent(
         converse(fed, sent)
 
 
+@pytest.mark.wide
 def test_a_thousand_abandoned_conversations_cost_no_more_than_a_few(tmp_path: Path) -> None:
     fed = feed(tmp_path, most=3)
     for i in range(1000):

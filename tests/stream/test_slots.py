@@ -26,7 +26,7 @@ from protokv.stream.slots import (
 )
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames, watched
+from tests.conftest import random_frames, watched, widen
 from tests.tolerance import near_logits
 
 QUESTION = "who is the star ?"
@@ -35,7 +35,7 @@ FIXED = ("durable", "paper", "continuity", "infinipot-v", "hermes", "dycoke", "l
 OTHERS = ("first-tokens", "random", "sliding-window", "full")
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=widen(SERVED, ("qwen3_vl", "internvl")))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 

@@ -16,7 +16,7 @@ from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames, watched
+from tests.conftest import random_frames, watched, widen
 from tests.tolerance import near_logits
 
 QUESTION = "who is the star ?"
@@ -24,7 +24,7 @@ QUESTION = "who is the star ?"
 SERVED = ("internvl", "smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=widen(SERVED, ("smolvlm", "qwen2_5_vl", "qwen3_5")))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 

@@ -61,7 +61,7 @@ def serve_listings(keys: Sequence[str], answers: int) -> Iterator[dict[str, str]
             self.wfile.write(text.encode())
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         place = f"http://127.0.0.1:{server.server_port}"
         yield {
             "GOOGLE_BASE_URL": f"{place}/storage",

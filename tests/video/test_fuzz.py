@@ -121,7 +121,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Case 2895 shows old memory of the decoder, which depends on the frames that a reading holds.
 @pytest.mark.parametrize(
-    ("first", "last"), [(2870, 2910), pytest.param(1000, 3000, marks=pytest.mark.slow)]
+    ("first", "last"),
+    [
+        (2890, 2900),
+        pytest.param(2870, 2910, marks=pytest.mark.wide),
+        pytest.param(1000, 3000, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.timeout(3600)
 def test_damaged_videos_give_clean_reports_or_source_errors_and_can_be_resumed(

@@ -13,6 +13,7 @@ import pytest
 
 from protokv.video import Source, open_source
 from protokv.video.source import SourceSlice
+from tests.conftest import widen
 from tests.video.conftest import STEADY, Clip, number_in, write
 from tests.video.test_stream import piped
 from tests.words.subtitled import write_subtitled
@@ -100,12 +101,20 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "codec and pid, back and on": [X265 | OTHER_PROGRAM, PLAIN, X265 | OTHER_PROGRAM],
 }
 # Each kind of change once; the others with -m slow.
-QUICK = ("pid with sound", "codec and size", "MPEG-2", "three programs", "pid, back and on again")
+WIDE = ("codec and size", "MPEG-2", "three programs", "pid, back and on again")
 
 
 @pytest.mark.parametrize(
     "change",
-    [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in CHANGES],
+    [
+        "pid with sound",
+        *(pytest.param(one, marks=pytest.mark.wide) for one in WIDE),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in CHANGES
+            if one not in ("pid with sound", *WIDE)
+        ),
+    ],
 )
 def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
     change: str, tmp_path: Path
@@ -131,7 +140,7 @@ def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
         assert sum("another recording is joined" in note for note in source.notes) == parts - 1
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("goes_on", widen([True, False], [False]))
 @pytest.mark.parametrize(
     "between",
     [PLAIN | OTHER_PID, pytest.param(X265 | OTHER_PID, marks=pytest.mark.slow)],
