@@ -358,14 +358,11 @@ class _Server:
             session = self._states.open_session(place)
         else:
             session = self._states.open_commit(place, asked.at)
-        promise = None
-        if asked.at_most_wrong is not None:
-            promise = find_promise_rule(session, self._states.calibrations, asked.at_most_wrong)
         how = {
             "evidence": asked.evidence,
             "turns": asked.turns,
             "system": asked.system,
-            "promise": promise,
+            "promise": find_promise_rule(session, self._states.calibrations, asked.at_most_wrong),
         }
         return AskedQuestion(session, asked.text, asked.decoding, how, one.is_given_up)
 

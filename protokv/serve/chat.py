@@ -98,6 +98,7 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
         raise ConfigError("choices: response_format says already what the answer is")
     how = {"choices": list(forms), "schema": schema} if forms else {"schema": schema}
     apart = [data["model"], system, data.get("user"), data.get("prompt_cache_key")]
+    promised = data.get("at_most_wrong") is not None
     return ChatRequest(
         model=data["model"],
         text=question,
@@ -108,7 +109,7 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
         at=_read_time(data.get("at")),
-        at_most_wrong=_read_share(data.get("at_most_wrong")),
+        at_most_wrong=_number(data, ("at_most_wrong",), 0, 0, 1) if promised else None,
         forms=forms,
         messages=messages,
         topic=digest_parts([json.dumps(apart).encode()]),
@@ -122,13 +123,6 @@ def _read_time(at: object) -> str | None:
     if isinstance(at, bool) or not isinstance(at, int | float):
         raise ConfigError('at: expected seconds of the stream or a text, such as "12m" or "14:05"')
     return f"{at:.3f}"
-
-
-def _read_share(share: object) -> float | None:
-    """Return a share. ConfigError."""
-    if share is None or (isinstance(share, float) and 0 < share < 1):
-        return share
-    raise ConfigError("at_most_wrong: expected a share above 0 and below 1, such as 0.05")
 
 
 def _read_object(body: bytes) -> JsonObject:
