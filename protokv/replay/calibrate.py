@@ -29,7 +29,7 @@ def calibrate_answers(rows: Iterable[AnswerRow]) -> list[Calibration]:
     ConfigError: rows of before do not say how sure an answer was.
     """
     groups = defaultdict[tuple[str, int], dict[tuple[str, str], AnswerRow]](dict)
-    # in an order that only the rows decide
+    # the rows alone decide the order
     for row in sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest()):
         groups[row.memory, row.budget][row.video, row.question_id] = row
     return [_calibrate(list(groups[memory].values())) for memory in sorted(groups)]
