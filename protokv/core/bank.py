@@ -5,7 +5,7 @@ tokens enter it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -166,10 +166,8 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
         """
         return None
 
-    def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
-        """See a step before it enters the near window; `before` returns what that holds of the step
-        before it.
-        """
+    def see_(self, before: ExactTokens, step: StepKV) -> None:
+        """See a step before it enters the near window, and what that holds of the step `before`."""
         return
 
     @abstractmethod

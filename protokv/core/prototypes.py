@@ -146,7 +146,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         """Take a planned step: what leaves the near window goes into the bank."""
         self._near.begin(key, numbers)
         if self._rule is not None:
-            self._rule.see_(self._near.before, step)
+            self._rule.see_(self._near.before(), step)
         leaving = self._near.leaving(step)
         self._near.write(step)
         if self._rule is not None and len(leaving):

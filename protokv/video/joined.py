@@ -24,12 +24,15 @@ _FILTERS = {
 
 TS_PACKET_BYTES = 188
 
-# Packets in a row of a stream that is not beside the watched one but between two parts of it, and
-# the bytes in which they are looked for where it began after the container was opened.
+# Pictures in a row of a stream that is not beside the watched one but between two parts of it; so
+# many are enough where the clock of the watched one breaks: goes back, or leaps further than ever.
 _MANY = 64
-_MOST_BYTES = 64 << 20
+_FEW = 4
+_LEAP = 2
 
-# They are looked for in gaps between two packets that are so many times as wide as others.
+# Where that stream began after the container was opened, the bytes in which it is looked for, and
+# how many times as wide as others a gap between two packets is, if no clock breaks there.
+_MOST_BYTES = 64 << 20
 _WIDE = 8
 
 # A packet of MPEG-TS in which a picture begins. Its PID is in the 13 last bits of two bytes.
@@ -62,6 +65,8 @@ class JoinedPart:
         # are, and at which byte the first of each stream begins.
         self._others = dict[tuple[int, str], int]()
         self._run = 0
+        self._last: int | None = None  # the DTS of the last packet, and the longest step to one
+        self._longest = 0
         self.over = False  # another recording follows, although packets of this stream come again
         self.pipe = getattr(container.file, "file", None)
         if self.pipe is not None and not self.joins:
@@ -81,8 +86,9 @@ class JoinedPart:
             return False
         # The last one of a recording comes late, behind the first ones of the next.
         before = {one for one, at in self._others.items() if at < place}
-        between = before - self.known and self._run >= _MANY
-        if self._taken >= _MANY and (between or self._skips_another(place)):
+        least = _FEW if self._breaks(packet.dts) else _MANY
+        between = before - self.known and self._run >= least
+        if self._taken >= least and (between or self._skips_another(place, least)):
             self.over = True
             return False
         if before:
@@ -93,14 +99,23 @@ class JoinedPart:
         if self.pipe is not None:
             self.pipe.keep_from(place)
         self._taken += 1
+        if self._last is not None and packet.dts is not None:
+            self._longest = max(self._longest, packet.dts - self._last)
+        self._last = packet.dts
         return True
 
-    def _skips_another(self, place: int) -> bool:
-        """Return True if many pictures of another stream stand between the last packet and one at
-        `place`. PyAV gives no packets of a stream that begins after it was opened.
+    def _breaks(self, dts: int | None) -> bool:
+        """Return True if the clock goes back to a DTS, or leaps to it."""
+        if self._last is None or dts is None:
+            return False
+        return not 0 < dts - self._last <= _LEAP * self._longest
+
+    def _skips_another(self, place: int, least: int) -> bool:
+        """Return True if at least so many pictures of another stream stand between the last packet
+        and one at `place`. PyAV gives no packets of a stream that begins after it was opened.
         """
         size = place - self.end
-        if size * self._taken <= _WIDE * (self.end - self._begin):
+        if least == _MANY and size * self._taken <= _WIDE * (self.end - self._begin):
             return False
         if self.pipe is not None:
             data = self.pipe.read_again(min(size, _MOST_BYTES))
@@ -114,7 +129,7 @@ class JoinedPart:
         packets = range(0, len(data) - TS_PACKET_BYTES, TS_PACKET_BYTES)
         begun = (_PICTURE.match(data, at, at + TS_PACKET_BYTES) for at in packets)
         numbers = (int.from_bytes(one[1]) & _PID_BITS for one in begun if one)
-        return sum(number not in beside for number in numbers) >= _MANY
+        return sum(number not in beside for number in numbers) >= least
 
     def becomes_another(self) -> bool:
         """Return True if the stream has another codec than at the beginning; the packet that was

@@ -131,6 +131,32 @@ def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
         assert sum("another recording is joined" in note for note in source.notes) == parts - 1
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize(
+    "between",
+    [PLAIN | OTHER_PID, pytest.param(X265 | OTHER_PID, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("sizes", [(40, 40, 40), (150, 4, 20)])
+def test_a_short_recording_between_two_others_is_watched(
+    sizes: tuple[int, int, int], between: dict[str, Any], goes_on: bool, tmp_path: Path
+) -> None:
+    """Its pictures are in the bytes that FFmpeg reads before it names the streams."""
+    data = b""
+    for n, frames in enumerate(sizes):
+        begin = sum(sizes[:n]) if goes_on else 0
+        ticks = [40 * (begin + i) for i in range(frames)]
+        clip = Clip(ticks, suffix="ts", **(between if n == 1 else PLAIN))
+        data += write(clip, tmp_path / f"{n}.ts").read_bytes()
+    (tmp_path / "x.ts").write_bytes(data)
+    for _, numbers, source in read_both(tmp_path / "x.ts"):
+        # A decoder of before may lose its last picture.
+        assert len(numbers) >= sum(sizes) - 2
+        found = "".join(map(chr, numbers))
+        assert all("".join(map(chr, range(frames - 1))) in found for frames in sizes)
+        assert source.damage.ok
+        assert sum("another recording is joined" in note for note in source.notes) == 2
+
+
 @pytest.mark.parametrize("parts", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_recordings_whose_sound_has_the_pid_of_the_pictures_before_are_watched(
     parts: int, tmp_path: Path

@@ -41,8 +41,6 @@ SAME_TOKEN_SHARE: Final = 0.8
 _SOME_NEW = 0.2
 _ALL_NEW = 0.3
 _PRESENT: Final = 8
-# The exponent of cue 0, above that of any other.
-_FIRST: Final = 50
 NOVELTY_NUMBERS: Final = 7
 """How many numbers the host tells the device in a step."""
 # Counts start as if so many repeats had been seen (a prior), since a few steps say little.
@@ -67,13 +65,6 @@ class MergeExclusions:
     first: Tensor
     newest: Tensor
     spread: bool
-
-    def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
-        """Return True for points, with `last_step` and `mass` `[B, n]`, that must not merge while
-        others can. Points of mass 0 may get any value.
-        """
-        turn = _turn(last_step, mass) if self.spread else last_step
-        return (last_step <= self.first) | (turn > self.newest)
 
 
 class NoveltyCounts(StateTensors):
@@ -192,15 +183,3 @@ def find_recurring_tokens(values: Tensor, step: Tensor) -> Tensor:
     own, norms = (some.square().sum(2) for some in (old, new))
     nearest = torch.baddbmm(norms[:, None], old, new.mT, alpha=-2).amin(2)
     return nearest.add_(own) <= norms.mean(1, keepdim=True).mul_(SAME_TOKEN_SHARE)
-
-
-def _turn(last_step: Tensor, mass: Tensor) -> Tensor:
-    """Return int64 numbers, the higher the longer a prototype of words is kept, -1 for one that is
-    no token.
-    """
-    power = (
-        torch.frexp((last_step & -last_step).double())
-        .exponent.long()
-        .masked_fill_(last_step == 0, _FIRST)
-    )
-    return torch.where(mass == 1, power * MOST_STREAM_COUNT + last_step, -1)

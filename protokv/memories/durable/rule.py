@@ -46,7 +46,7 @@ out for one head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -54,7 +54,7 @@ from torch import Tensor
 
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
-from protokv.core.step import StepKV
+from protokv.core.step import MOST_STREAM_COUNT, StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.device import arrays
 from protokv.device.arrays import concat_rows, find_first_minimum, slice_rows, sum_weighted_rows
@@ -79,6 +79,8 @@ _MOST_AT_ONCE: Final = 2**28
 # Prototypes that are decoded at once to take a state.
 _READ_AT_ONCE: Final = 2**18
 _SEED: Final = 1
+# The exponent of cue 0, above that of any other.
+_FIRST_CUE: Final = 50
 
 # Costs that are no distances, from the lowest to the highest:
 # -|f|^2 of a point without mass, so that it goes before all others. bfloat16 holds it exactly.
@@ -159,12 +161,11 @@ class DurableRule(BankRule[DurableConfig]):
         self.prototypes_used = 1 if held and arrays.is_readable_by_numpy(self._line) else None
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
-    def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
+    def see_(self, before: ExactTokens, step: StepKV) -> None:
         """Count the tokens that come again."""
-        tokens = before()
-        self._novelty.see_(tokens, step)
+        self._novelty.see_(before, step)
         if self._repeats is not None:
-            self._repeats.see_(tokens, step)
+            self._repeats.see_(before, step)
 
     def plan(self, step: int, move: WindowMove) -> Sequence[float]:
         """Return the numbers of `NoveltyCounts`."""
@@ -307,7 +308,8 @@ class DurableRule(BankRule[DurableConfig]):
         )
         torch.minimum(known, least, out=least)
         bank = self._bank
-        kept = limits.keep(bank.last_step.flatten(0, 1)[heads], bank.mass.flatten(0, 1)[heads])
+        last, mass = (rows.flatten(0, 1)[heads] for rows in (bank.last_step, bank.mass))
+        kept = find_kept(limits, last, mass)
         found = least.add_(kept, alpha=_KEPT).topk(C, largest=False).indices
         if self.prototypes_used is not None and self.prototypes_used < K:
             self.prototypes_used = max(self.prototypes_used, 1 + int(found.max()))
@@ -330,7 +332,7 @@ class DurableRule(BankRule[DurableConfig]):
         mass = rows[..., 0]
         last = rows[..., 1]
         n = rows.shape[1]
-        into, stay, cost = self._choose(sketch, mass, limits.keep(last, mass), n - C)
+        into, stay, cost = self._choose(sketch, mass, find_kept(limits, last, mass), n - C)
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
         centers, means = sum_weighted_rows((centers, rows[..., 2:].float()), share, into, stay)
@@ -434,3 +436,23 @@ def draw_sketch_signs(numbers: int) -> Tensor:
         .sub_(1)
         .float()
     )
+
+
+def find_kept(limits: MergeExclusions, last_step: Tensor, mass: Tensor) -> Tensor:
+    """Return True for points, with `last_step` and `mass` `[B, n]`, that must not merge while
+    others can. Points of mass 0 may get any value.
+    """
+    turn = _rank_words(last_step, mass) if limits.spread else last_step
+    return (last_step <= limits.first) | (turn > limits.newest)
+
+
+def _rank_words(last_step: Tensor, mass: Tensor) -> Tensor:
+    """Return int64 numbers, the higher the longer a prototype of words is kept, -1 for one that is
+    no token.
+    """
+    power = (
+        torch.frexp((last_step & -last_step).double())
+        .exponent.long()
+        .masked_fill_(last_step == 0, _FIRST_CUE)
+    )
+    return torch.where(mass == 1, power * MOST_STREAM_COUNT + last_step, -1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER
 from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.novelty import MergeExclusions
-from protokv.memories.durable.rule import DurableRule
+from protokv.memories.durable.rule import DurableRule, find_kept
 from protokv.memories.durable.settings import DurableConfig
 
 
@@ -43,7 +43,7 @@ class _CountedRule(DurableRule):
         self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: MergeExclusions, C: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         mass = rows[..., 0]
-        kept = limits.keep(rows[..., 1], mass)
+        kept = find_kept(limits, rows[..., 1], mass)
         into, stay, cost = self._choose(sketch, mass, kept, rows.shape[1] - C)
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         centers = centers.gather(1, stay[:, :, None].expand(-1, -1, centers.shape[2]))
