@@ -21,9 +21,13 @@ for level in low high; do
   # shellcheck disable=SC2086
   replay quick $distraction --delays $sweep --budget 151,75,38 -o "$out/$level.jsonl" \
     --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window,first-tokens,random
-  worlds --report "$out/$level.jsonl" --plot "$out/$level.png" --csv "$out/$level.csv"
+  worlds --report "$out/$level.jsonl" --csv "$out/$level.csv"
+  # One budget a figure.
+  grep -E '"memory": ?"full"|"budget": ?38,' "$out/$level.jsonl" > "$out/$level-38.jsonl"
+  worlds --report "$out/$level-38.jsonl" --plot "$out/$level.png" > /dev/null
 done
 replay ablation --distractor-rate 20 --cuts 6:20 --delays 0,30s,90s,400s --budget 151 \
   -o "$out/ablation.jsonl"
 worlds quick --worlds 5000016:4 --length 380s --before 2m --evidence 16s --per-type 3 --distractor-rate 20 --cuts 6:20 \
-  --delays 240s --memory durable,continuity --budget 150,76,38 --json -o "$out/middle.jsonl" > /dev/null
+  --delays 240s --memory durable,continuity,first-tokens,random --budget 150,76,38 \
+  --json -o "$out/middle.jsonl" > /dev/null

@@ -4,11 +4,11 @@ answer attend to it?
     python recall.py ROWS.jsonl                 # watch and ask; continues an interrupted run
     python recall.py --report ROWS.jsonl        # the table of README.md
 
-The streams of `measure.py` and its questions about content, under `durable` (merges) and
-`infinipot-v` (prunes), at four budgets. A head of the layer that reads memory *holds* the evidence
-if one of its slots is anchored in the time at which the evidence was visible: the newest token of
-the slot is of that event. The answer *attends to* the evidence if one of its moments overlaps with
-that time."""
+The streams of `measure.py` and its questions about content, under `durable` (merges), `infinipot-v`
+(prunes), and tokens that nothing chose, at four budgets. A head of the layer that reads memory
+*holds* the evidence if one of its slots is anchored in the time at which the evidence was visible:
+the newest token of the slot is of that event. The answer *attends to* the evidence if one of its
+moments overlaps with that time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from protokv.replay.questions import is_expected_answer
 from protokv.stream.session import Session
 from samples.worlds.streams import Worlds, WorldStream, find_group
 
-MEMORIES = ("durable", "infinipot-v")
+MEMORIES = ("durable", "infinipot-v", "random", "first-tokens")
 BUDGETS = (86, 43, 22, 11)
 
 

@@ -18,7 +18,7 @@ replay() {
 replay harder -o "$out/harder.jsonl"
 replay harder --memory last-frames --budget 18 -o "$out/last.jsonl"
 replay harder --backdrop natural --worlds 5002500:16 --budget 173,43,22 \
-  --memory full,durable,infinipot-v,sliding-window -o "$out/natural.jsonl"
+  --memory full,durable,infinipot-v,sliding-window,first-tokens,random -o "$out/natural.jsonl"
 replay harder --memory durable --set center_bits=32 -o "$out/bits.jsonl"
 replay harder --backdrop natural --worlds 5002500:16 --budget 173,43,22 --memory durable \
   --set center_bits=32 -o "$out/bits-natural.jsonl"

@@ -67,6 +67,8 @@ MEMORIES: Final[dict[str, tuple[str, int, dict[str, float]]]] = {
     "infinipot-v, tuned, 1,000": ("infinipot-v", 1000, _TUNED),
     "hermes, tuned": ("hermes", 6000, _ATTENTION),
     "continuity": ("continuity", 6000, {}),
+    "first-tokens": ("first-tokens", 6000, {}),
+    "random": ("random", 6000, {}),
 }
 
 

@@ -19,8 +19,6 @@ from samples.worlds.studies import FOLDER, list_studies, load_study
 
 STUDIES = list_studies()
 OF_WORLDS = [name for name in STUDIES if load_study(name).worlds]
-NOT_RUN = ("first-tokens", "random")
-"""Memories of studies whose rows are not published yet."""
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -65,8 +63,7 @@ def test_published_rows_are_of_the_memories_and_worlds_of_their_study(name: str)
     lines = gzip.decompress((FOLDER / "harder" / f"{name}.jsonl.gz").read_bytes()).splitlines()
     rows = [msgspec.json.decode(line, type=AnswerRow) for line in lines]
     variants = study.variants(study.budgets)
-    run = {(v.label, v.budget) for v in variants if v.label not in NOT_RUN}
-    assert {(row.memory, row.budget) for row in rows} == run
+    assert {(row.memory, row.budget) for row in rows} == {(v.label, v.budget) for v in variants}
     assert study.worlds
     assert {row.video for row in rows} == {f"world-{seed}" for seed in study.worlds.seeds}
     # Worlds of four places; opening all of them would take seconds.
