@@ -81,7 +81,10 @@ class _StudyFlags(Flags, panel="What to ask"):
     )
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="off")
     at_once: int = option(
-        "--at-once COUNT", "Questions answered together; 1 times each alone.", default=8, min=1
+        "--at-once COUNT",
+        "Questions, and memories, in one forward; 1 times each alone.",
+        default=8,
+        min=1,
     )
 
     def plan(
