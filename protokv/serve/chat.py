@@ -25,7 +25,7 @@ from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
 from protokv.serve.conversations import MOST_MESSAGES, ChatMessage, digest_parts
 from protokv.serve.schemas import read_response_format
-from protokv.state.sources import VideoPlace, describe_video_times
+from protokv.state.sources import VideoPlace, describe_spans
 from protokv.stream.answer import Answer
 from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
 
@@ -387,11 +387,7 @@ class ChatCompletion:
             return found
         return {
             **found,
-            "evidence": [
-                asdict(span)
-                | describe_video_times(self._places, start_s=span.start_s, end_s=span.end_s)
-                for span in answer.evidence.spans
-            ],
+            "evidence": describe_spans(answer.evidence.spans, self._places),
             "faint": answer.evidence.faint,
         }
 
