@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 
@@ -43,3 +43,18 @@ class Timings:
 def time_stage(timings: Timings | None, name: str) -> AbstractContextManager[None]:
     """Return a stage of `timings`, or a no-op if there are none."""
     return nullcontext() if timings is None else timings.stage(name)
+
+
+@contextmanager
+def share_stage(timings: Sequence[Timings], name: str) -> Iterator[None]:
+    """Count the time of the block in equal parts, also if it raises."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        for one in timings:
+            if one.synchronise is not None:
+                one.synchronise()
+        seconds = time.perf_counter() - began
+        for one in timings:
+            one.add(name, seconds / len(timings))

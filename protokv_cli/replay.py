@@ -81,7 +81,10 @@ class _StudyFlags(Flags, panel="What to ask"):
     )
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="off")
     at_once: int = option(
-        "--at-once COUNT", "Questions answered together; 1 times each alone.", default=8, min=1
+        "--at-once COUNT",
+        "Questions, and memories, in one forward; 1 times each alone.",
+        default=8,
+        min=1,
     )
 
     def plan(
@@ -429,4 +432,4 @@ def _calibrate(out: Output, rows: Sequence[AnswerRow], name: str) -> Sequence[Ro
     path = find_calibrations() / f"{name}.json"
     save_calibrations(path, made)
     out.note(f"calibration: {path}")
-    return tabulate_promises(made)
+    return list(tabulate_promises(made))

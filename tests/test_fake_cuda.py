@@ -173,7 +173,7 @@ def test_all_that_a_stream_does_is_captured(
         )
     # All of the second one is replayed.
     assert (first.text, first.mean_logprob) == (second.text, second.mean_logprob)
-    parts = [backbone.runs, session.memory.runs, session._runs, session._reader.runs]
+    parts = [backbone.runs, session.memory.runs, session.runs, session._reader.runs]
     eager = [
         name for one in parts if one is not None for name, how in one.how.items() if how != "graph"
     ]

@@ -100,7 +100,7 @@ def test_graphs_of_cuda_give_what_the_calls_give(
         backbone = load_backbone(folder, device="cuda", dtype="float32")
         session = watched(backbone, MemoryConfig.of(kind, budget=48), range(30))
         answers = [session.ask(QUESTION, Decoding(9, temperature=0)).text for _ in range(3)]
-        used = (backbone.runs, session._runs, session._reader.runs, session.memory.runs)
+        used = (backbone.runs, session.runs, session._reader.runs, session.memory.runs)
         how = {name: how for one in used if one is not None for name, how in one.how.items()}
         found.append((session.prefill(QUESTION), answers, how))
     (logits, answers, how), (expected, said, _) = found

@@ -119,7 +119,9 @@ class ContextReaders:
 
     context: Context
     tokens: slice
-    seen: Tensor | None  # the local tokens that each of them sees, `[T, n]` bool; None: causal
+    # tokens of `local` that each of them sees, `[T, n]` bool; None: causal
+    seen: Tensor | None = None
+    local: slice = field(default_factory=lambda: slice(None))
     masks: AttentionMasks = field(default_factory=AttentionMasks)
 
 
@@ -273,9 +275,10 @@ class TokenCache:
             for one in self.readers:
                 own = query[:, one.tokens]
                 seen = None if one.seen is None else one.seen.to(own.device)
-                made = one.masks(seen, own, keys)
+                local = keys[:, one.local], values[:, one.local]
+                made = one.masks(seen, own, local[0])
                 read = one.context.at(layer.number, own)
-                parts.append(attend(own, read, (keys, values), scaling, made))
+                parts.append(attend(own, read, local, scaling, made))
             return concat_rows(parts, 1)
         mask = self.masks(mask if answer is None else answer.mask, query, keys)
         return attend(query, layer._segments, (keys, values), scaling, mask)

@@ -100,7 +100,7 @@ class AnswerRow(ReplayTrial):
     total_ms: float  # from the question's arrival to the last token
     context_tokens: int  # tokens of the stream that attention could see; the prompt is not counted
     state_bytes: int  # bytes of the memory
-    # mean time of a step until then, with encoding and without the shared vision tower
+    # mean time of a step until then, without the shared vision tower; of a shared forward its part
     step_ms: float
     tokens_seen: int  # visual tokens of the stream until then
     device: str

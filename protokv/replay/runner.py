@@ -1,24 +1,24 @@
 """The pass: watch a stream once, and ask every question at each delay under every memory.
 
-All memories share the embedding of a step, and what is asked at one time is answered together
-(`protokv.stream.together`). Latencies run from the questions to the first and the last token. If
-each is asked alone, they come after one answer that is not counted. A benchmark's own query is
-asked before the first step with a later frame; a delayed one after the step that reaches its time.
+All memories share the embedding of a step and one forward (`protokv.stream.taking`), and what is
+asked at one time is answered together (`protokv.stream.together`). Latencies run from the questions
+to the first and the last token. If each is asked alone, they come after one answer that is not
+counted. A benchmark's own query is asked before the first step with a later frame; a delayed one
+after the step that reaches its time.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, Self
 
 import torch
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.memories import MemoryVariant
@@ -32,7 +32,9 @@ from protokv.replay.rows import AnswerRow, ReplayTrial
 from protokv.replay.streams import ReplayStream
 from protokv.stream.answer import Answer
 from protokv.stream.session import Session
+from protokv.stream.taking import DueSteps, take_together
 from protokv.stream.together import MOST_TOGETHER, AskedQuestion, ask_together
+from protokv.timings import Timings
 from protokv.video.source import ShouldStop, never_stop
 from protokv.words.transcript import Transcript
 
@@ -50,7 +52,8 @@ class TrialSetup:
     frames_per_step: int
     decoding: Decoding = _SHORT_ANSWER
     frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings
-    at_once: int = MOST_TOGETHER  # the most questions that are answered together
+    # the most questions that are answered together, and the most memories that share a forward
+    at_once: int = MOST_TOGETHER
 
     @classmethod
     def of(
@@ -142,16 +145,11 @@ class _Run:
     variant: MemoryVariant
     left: list[PlannedAnswer]
     warm: bool = False
-    busy_s: float = 0.0
+    timings: Timings = field(default_factory=Timings)
 
-    def watch(self, tokens: StepTokens, start_s: float) -> None:
-        """Take a step."""
-        if self.variant.blind:
-            return
-        began = time.perf_counter()
-        self.session.take([tokens], [start_s])
-        _synchronise(self.session)
-        self.busy_s += time.perf_counter() - began
+    def __post_init__(self) -> None:
+        self.session.timings = self.timings
+        self.timings.synchronise = partial(_synchronise, self.session)
 
     def take_due(self, until_s: float, causal: bool | None) -> list[PlannedAnswer]:
         """Return what is due at a stream time: causal queries, the others, or all."""
@@ -182,7 +180,7 @@ class _Run:
             total_ms=round(answer.total_ms, 3),
             context_tokens=max(0, answer.context_tokens - len(session.backbone.prefix_ids)),
             state_bytes=0 if self.variant.blind else session.state_bytes,
-            step_ms=round(1e3 * self.busy_s / max(1, now.steps), 3),
+            step_ms=round(1e3 * sum(self.timings.seconds.values()) / max(1, now.steps), 3),
             tokens_seen=now.tokens_seen,
             device=str(session.backbone.device),
             mean_logprob=round(answer.mean_logprob, 6),
@@ -246,8 +244,10 @@ def replay_stream(
             return
         end_s = step.time_s + setup.frames_per_step / setup.fps
         tokens = runs[0].session.embed(step.images, step.time_s, stream.words(step.time_s, end_s))
-        for run in runs:
-            run.watch(tokens, step.time_s)
+        own = [run.session for run in runs if not run.variant.blind]
+        due = [DueSteps(session, [tokens], [step.time_s]) for session in own]
+        for error in take_together(due, setup.at_once).values():
+            raise error
         seen = now.tokens_seen + len(tokens.embeddings)
         now = ReplayProgress(stream.name, stream.length_s, end_s, now.steps + 1, seen)
         yield from answer(end_s + ASK_SLACK_S, causal=False)

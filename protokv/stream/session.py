@@ -7,7 +7,6 @@ Asking is in `protokv.stream.asking`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -29,15 +28,14 @@ from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import TensorSpec, count_bytes
-from protokv.device.arrays import concat_rows
 from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ProtoKVError, StateCorrupt
 from protokv.state.checkpoint import check_state_fits
 from protokv.state.header import State
 from protokv.stream.answer import Answer
-from protokv.stream.asking import AskedStream
 from protokv.stream.pushed import PushedFrameBuffer
 from protokv.stream.reading import QuestionForwarder
+from protokv.stream.taking import StepTaker
 from protokv.timings import time_stage
 
 __all__ = ["Answer", "Session"]
@@ -45,7 +43,7 @@ __all__ = ["Answer", "Session"]
 _Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Session(AskedStream):
+class Session(StepTaker):
     """Watch a stream step by step, ask at any time.
 
     It is a stream with frames, words and attachments; the attachments listen to it. `start` and
@@ -221,34 +219,13 @@ class Session(AskedStream):
             self.backbone.embed_step(images, self.clock.mean_time(start_s)), words
         )
 
-    @torch.inference_mode()
-    def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
-        """Take embedded steps: the rest of `watch_prepared`. Sessions of one backbone may share
-        embeddings.
-        """
-        together = 1 if self.memory.one_by_one else len(steps)
-        for start in range(0, len(steps), together):
-            some = slice(start, start + together)
-            with time_stage(self.timings, "memory"):
-                placed = self.position_steps(steps[some], starts_s[some])
-            with time_stage(self.timings, "forward"):
-                forwarded = self.forward(placed)
-            with time_stage(self.timings, "memory"):
-                self.commit(placed, *forwarded)
-        self._note_runs()
-
     def _renew_runs(self) -> None:
-        self._runs = Runs(self.backbone.device, self.backbone.why_eager)
+        self.runs = Runs(self.backbone.device, self.backbone.why_eager)
         self._reader = QuestionForwarder(self.backbone)
 
     def _note_runs(self) -> None:
         if self.timings is not None and self.backbone.device.type != "cpu":
-            for one in (
-                self.backbone.runs,
-                self._runs,
-                self.memory.runs,
-                self._reader.runs,
-            ):
+            for one in (self.backbone.runs, self.runs, self.memory.runs, self._reader.runs):
                 self.timings.graphs |= {} if one is None else one.how
 
     def position_steps(
@@ -271,47 +248,10 @@ class Session(AskedStream):
             words_end = positioned[-1].words_end
         return positioned
 
-    def forward(self, steps: Sequence[PositionedStep]) -> tuple[Tensor, Tensor, TokenCache]:
-        """Return keys and values `[L, H, T, D]` of steps, at stream positions, and the cache that
-        forwarded them.
-        """
-        tokens = [step.tokens for step in steps]
-
-        def run(
-            positions: Tensor, embeddings: Tensor, *deep: Tensor
-        ) -> tuple[Tensor, Tensor, TokenCache]:
-            context = self.placement.place(self.memory.context(), self.clock.next_position)
-            cache = self.cache.fork(context)
-            cache.queries = [] if self.memory.reads_queries else None
-            shown = self.placement.forward_positions(positions, context)
-            fed = (
-                [replace(one, deepstack=own) for one, own in zip(tokens, deep, strict=True)]
-                if deep
-                else tokens
-            )
-            self.backbone.forward(embeddings, shown, cache, steps=fed)
-            keys, values = cache.read_all()
-            cache.settle()
-            if cache.queries:
-                queries = torch.stack([query.to(keys.device) for query in cache.queries])
-                cache.queries = [*self.placement.stream_keys(queries, context)]
-            return self.placement.stream_keys(keys, context), values, cache
-
-        parts = [step.positions for step in steps], [one.embeddings for one in tokens]
-        given = map(concat_rows, parts)
-        deep = [one.deepstack for one in tokens if one.deepstack is not None]
-        sizes = tuple((len(one.embeddings), one.grid, repr(one.visual)) for one in tokens)
-        shown = self.memory.context_key
-        key = None if shown is None else (sizes, self.cache.key, shown)
-        found: tuple[Tensor, Tensor, TokenCache] = self._runs.run(
-            "forward", key, run, *given, *deep
-        )
-        return found
-
     def commit(
         self, steps: Sequence[PositionedStep], keys: Tensor, values: Tensor, cache: TokenCache
     ) -> None:
-        """Give forwarded steps to the memory: the part of `take` after `forward`."""
+        """Give forwarded steps to the memory: the part of `take` after the forward."""
         if any(step.tokens.words for step in steps) and self.transcript is None:
             raise ConfigError(
                 "words: this session has no transcript",

@@ -33,13 +33,13 @@ import numpy as np
 import torch
 
 from protokv.backbones import load_backbone, qwen_vl
-from protokv.core.attention import ContextReaders
 from protokv.core.decoding import Decoding
 from protokv.core.step import StepKV
 from protokv.device import kernels, runs
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.stream.opening import load, save
 from protokv.stream.session import Session
+from protokv.stream.taking import DueSteps, take_together
 from protokv.stream.together import AskedQuestion, ask_together
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
@@ -370,7 +370,7 @@ def _measure_together(
     visit: Visit, backbone: Any, budget: int, steps: list[Any], count: int
 ) -> None:
     """Time the answers to so many questions one by one, as they are captured, and in one forward,
-    which is not; and a forward of a step of so many streams, without their memories.
+    which is not; and steps of so many streams in the same two ways.
     """
     one = Session.start(backbone, MemoryConfig.of("durable", budget=budget))
     for i in range(budget // len(steps[0]) + 5):
@@ -388,27 +388,23 @@ def _measure_together(
         together = timed(lambda _: list(ask_together(asked)), rounds)
     finally:
         type(one).joins = joins  # type: ignore[method-assign]
-    (placed,) = one.position_steps([steps[0]], [one.clock.next_start_s])
-    T = len(placed.positions)
-    seen = torch.eye(count, device=DEVICE).repeat_interleave(T, 0).repeat_interleave(T, 1).bool()
-    seen.tril_()
-    embedded = steps[0].embeddings.repeat(count, 1)
-    positions = placed.positions.repeat(count, 1)
+    visit.say(together=count, one_by_one_ms=alone, in_one_forward_ms=together)
+    sessions = [Session.start(backbone, one.config) for _ in range(count)]
 
-    @torch.inference_mode()
-    def forward(_: int) -> None:
-        cache = backbone.new_cache()
-        each = (slice(i * T, (i + 1) * T) for i in range(count))
-        cache.readers = [ContextReaders(one.memory.context(), own, seen[own]) for own in each]
-        backbone.forward(embedded, positions, cache, steps=[steps[0]] * count)
+    def take(i: int) -> None:
+        due = [DueSteps(own, [steps[i % len(steps)]], [own.clock.next_start_s]) for own in sessions]
+        assert not take_together(due)
 
-    forward(0)
-    visit.say(
-        together=count,
-        one_by_one_ms=alone,
-        in_one_forward_ms=together,
-        streams_forward_ms=timed(forward, rounds),
-    )
+    row = {}
+    joins_steps = Session.joins_steps
+    try:
+        for name in ("captured_in_turn_ms", "in_one_forward_ms"):
+            timed(take, 4)
+            row[name] = timed(take, 4 * rounds)
+            Session.joins_steps = True  # type: ignore[assignment, method-assign]
+    finally:
+        Session.joins_steps = joins_steps  # type: ignore[method-assign]
+    visit.say(streams_together=count, **row)
 
 
 def _measure_memory(

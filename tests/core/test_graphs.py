@@ -64,7 +64,7 @@ def watch(
         if step == steps // 2:
             tensors = {name: one.clone() for name, one in session.tensors().items()}
             session = Session.resume(backbone, session.config, session.clock, tensors)
-    used = backbone.runs, session._runs, session._reader.runs, session.memory.runs
+    used = backbone.runs, session.runs, session._reader.runs, session.memory.runs
     return session, said, {how for one in used if one is not None for how in one.how.values()}
 
 

@@ -24,6 +24,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
+from protokv.stream.taking import forward_steps
 from tests.benchmarks.results import write_table
 from tests.realsize.build import CACHE, build
 
@@ -76,7 +77,7 @@ def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, 
         (tokens,) = backbone.embed_steps([prepared], [start_s])
         lap("vision")
         placed = session.position_steps([tokens], [start_s])
-        forwarded = session.forward(placed)
+        (forwarded,) = forward_steps({session: placed})
         lap("forward")
         session.commit(placed, *forwarded)
         lap("memory")

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.step import StepTokens
+from protokv.core.parts import PositionedStep
 from protokv.errors import ConfigError
 from protokv.memories import MemoryConfig
 from protokv.replay.memories import MemoryVariant
@@ -73,13 +74,13 @@ def test_stopping_keeps_what_is_done_and_each_memory_takes_every_step(
     )
     path = tmp_path / "parts"
     taken = Counter[str]()
-    take = Session.take
+    commit = Session.commit
 
-    def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
+    def counted(session: Session, steps: Sequence[PositionedStep], *forwarded: Any) -> None:
         taken[session.config.name] += len(steps)
-        take(session, steps, starts_s)
+        commit(session, steps, *forwarded)
 
-    monkeypatch.setattr(Session, "take", counted)
+    monkeypatch.setattr(Session, "commit", counted)
     events = list(run_replay_plan(plan, tiny, AnswerRowFile(tmp_path / "whole")))
     steps = sum(isinstance(event, ReplayProgress) for event in events)
     assert taken == dict.fromkeys(("last-frames", "durable", "sliding-window"), steps)

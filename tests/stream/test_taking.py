@@ -1,0 +1,211 @@
+"""Steps of several streams that are taken together leave the states that they leave one by one, in
+one forward.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.backbones import load_backbone
+from protokv.core.backbone import Backbone
+from protokv.core.step import StepTokens
+from protokv.errors import ConfigError
+from protokv.memories import MEMORIES, MemoryConfig
+from protokv.stream.session import Session
+from protokv.stream.taking import MOST_STREAMS, DueSteps, take_together
+from protokv.timings import Timings
+from tests.backbones.tiny import BUILDERS
+from tests.conftest import random_frames
+from tests.stream.test_together import count_forwards
+from tests.stub_backbone import StubBackbone
+from tests.tolerance import near_logits
+
+HEADS = 6  # of queries; two of keys
+
+
+class WithoutSums(StubBackbone):
+    """Keys, values and queries are parts of what came in, so only attention adds anything up."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=2, kv_heads=2, groups=3, head_size=8, dtype=torch.float32)
+
+    def embed_text(self, ids: list[int]) -> Tensor:
+        return self.make(len(ids), 1).embeddings
+
+    def make(self, tokens: int, seed: int) -> StepTokens:
+        generator = torch.Generator().manual_seed(100 * seed + tokens)
+        size = (HEADS + 4) * self.head_size
+        self.grid = (1, tokens)
+        return StepTokens(torch.randn(tokens, size, generator=generator), (1, tokens))
+
+    def step_positions(self, tokens: StepTokens, **named: Any) -> Any:
+        self.grid = tokens.grid
+        return super().step_positions(tokens, **named)
+
+    def forward(self, embeddings: Tensor, positions: Tensor, cache: Any, **_: Any) -> Tensor:
+        x = embeddings
+        for layer in range(self.layers):
+            query, keys, values = (
+                x.unflatten(1, (-1, self.head_size)).transpose(0, 1).split([HEADS, 2, 2])
+            )
+            out = cache.attend(layer, query, keys, values, 0.3).transpose(0, 1).flatten(1)
+            x = x + torch.nn.functional.pad(out, (0, x.shape[1] - out.shape[1]))
+        return x
+
+
+BITS = WithoutSums()
+
+
+def make_config(kind: str, budget: int, positions: str) -> MemoryConfig:
+    return MemoryConfig.of(kind, budget=budget).with_fields({"positions": positions})
+
+
+Due = tuple[int, int, list[int]]  # a stream, its seed, and the tokens of its steps
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[list[MemoryConfig], list[list[Due]]]:
+    """Any memories, and which streams are due at each of some times, with steps of any size."""
+    kinds = st.sampled_from(sorted(MEMORIES))
+    some = draw(
+        st.lists(
+            st.builds(
+                make_config, kinds, st.integers(24, 61), st.sampled_from(["stream", "compact"])
+            ),
+            min_size=1,
+            max_size=MOST_STREAMS + 2,
+        )
+    )
+    steps = st.lists(st.integers(1, 13), min_size=1, max_size=3)
+    one = st.tuples(st.integers(0, len(some) - 1), st.integers(0, 99), steps)
+    due = st.lists(one, min_size=1, unique_by=lambda due: due[0])
+    return some, draw(st.lists(due, min_size=1, max_size=9))
+
+
+def make_due(sessions: Sequence[Session], due: Sequence[Due]) -> list[DueSteps]:
+    found = []
+    for place, seed, sizes in due:
+        session = sessions[place]
+        clock = session.clock
+        times = [clock.next_start_s + n * clock.step_seconds for n in range(len(sizes))]
+        found.append(DueSteps(session, [BITS.make(n, seed) for n in sizes], times))
+    return found
+
+
+def same(session: Session, other: Session) -> bool:
+    ours = session.tensors()
+    theirs = other.tensors()
+    equal = all(torch.equal(one, theirs[name]) for name, one in ours.items())
+    return ours.keys() == theirs.keys() and session.clock == other.clock and equal
+
+
+@given(given=rounds())
+def test_states_are_equal_bit_for_bit_where_only_attention_adds_up(
+    given: tuple[list[MemoryConfig], list[list[Due]]],
+) -> None:
+    configs, times = given
+    alone = [Session.start(BITS, config) for config in configs]
+    together = [Session.start(BITS, config) for config in configs]
+    for number, due in enumerate(times):
+        for one in make_due(alone, due):
+            one.session.take(one.steps, one.starts_s)
+        assert not take_together(make_due(together, due))
+        if number == len(times) // 2:
+            # Goes on from its state.
+            held = together[0]
+            tensors = {name: one.clone() for name, one in held.tensors().items()}
+            together[0] = Session.resume(BITS, held.config, held.clock, tensors)
+    assert all(map(same, alone, together))
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Backbone]:
+    made: dict[str, Backbone] = {}
+
+    def load(family: str) -> Backbone:
+        if family not in made:
+            folder: Path = BUILDERS[family](tmp_path_factory.mktemp(family))
+            made[family] = load_backbone(str(folder), device="cpu", dtype="float32")
+        return made[family]
+
+    return load
+
+
+# No near-tie of what a model makes parts what they keep.
+KEEP_BY_PLACE = ["full", "sliding-window", "first-tokens", "random"]
+
+
+@pytest.mark.parametrize("family", sorted(BUILDERS))
+def test_states_are_near_those_one_by_one_in_every_family(
+    family: str, build: Callable[[str], Backbone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = build(family)
+    configs = [MemoryConfig.of(kind, budget=21 + 8 * n) for n, kind in enumerate(KEEP_BY_PLACE)]
+    alone = [Session.start(backbone, config) for config in configs]
+    together = [Session.start(backbone, config) for config in configs]
+    sizes = count_forwards(backbone, monkeypatch)
+    for index in range(5):
+        with torch.inference_mode():
+            steps = [
+                backbone.embed_step(
+                    random_frames(index + 9 * n, backbone.frames_per_step, 56, 56 + 28 * n),
+                    float(index),
+                )
+                for n in range(len(configs))
+            ]
+        for session, step in zip(alone, steps, strict=True):
+            session.take([step], [float(index)])
+        sizes.clear()
+        pairs = zip(together, steps, strict=True)
+        assert not take_together([DueSteps(one, [step], [float(index)]) for one, step in pairs])
+        whole = sum(map(len, steps))
+        assert sizes == ([whole] if backbone.joins else [len(step) for step in steps])
+    for one, other in zip(alone, together, strict=True):
+        assert one.clock == other.clock
+        for name, held in one.tensors().items():
+            torch.testing.assert_close(other.tensors()[name], held, **near_logits(one, held))
+
+
+def test_a_stream_that_cannot_take_its_step_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = MemoryConfig.of("durable", budget=24)
+    *sessions, alone = (Session.start(BITS, config) for _ in range(5))
+    first: list[Due] = [(place, 4, [9]) for place in range(5)]
+    assert not take_together(make_due([*sessions, alone], first))
+    sessions[0].outside = True
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(sessions[2].memory, "append", fail)
+    due: list[Due] = [(place, 5, [7, 4]) for place in range(4)]
+    failed = take_together(make_due(sessions, due))
+    assert [type(failed.get(one)) for one in sessions] == [
+        ConfigError,
+        type(None),
+        RuntimeError,
+        type(None),
+    ]
+    # What cannot be forwarded has changed nothing; half a step must not be saved.
+    assert [one.intact for one in sessions] == [True, True, False, True]
+    (one,) = make_due([alone], [(0, 5, [7, 4])])
+    alone.take(one.steps, one.starts_s)
+    assert same(alone, sessions[1])
+    assert same(alone, sessions[3])
+
+
+def test_all_of_a_shared_forward_have_their_part_of_its_time() -> None:
+    sessions = [Session.start(BITS, MemoryConfig.of("durable", budget=24)) for _ in range(3)]
+    for one in sessions:
+        one.timings = Timings()
+    take_together(make_due(sessions, [(place, 1, [5]) for place in range(3)]))
+    seconds = [one.timings.seconds for one in sessions if one.timings is not None]
+    assert len({one["forward"] for one in seconds}) == 1
+    assert all(one.keys() == {"memory", "forward"} for one in seconds)
