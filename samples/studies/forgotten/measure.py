@@ -5,9 +5,9 @@ found.
     python measure.py --report FOLDER       # the tables of README.md
 
 Questions about what a world shows are joined by questions of the same types about what it never
-shows. Any answer to these is wrong, but for "zero" where a number is asked for. The first set of
-each kind calibrates, and the others test. Worlds have 20 distracting events a minute, half of which
-look like the evidence; where they count, shapes appear again and again.
+shows. Any answer to these is wrong, but for "zero" where a number is asked for. A set of each kind
+calibrates; where it promises anything, others test. Worlds have 20 distracting events a minute,
+half of which look like the evidence; where they count, shapes appear again and again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ MINI: Final = {
     "paper": 43,
     "random": 44,
 }
-"""Memory -> tokens, at the bytes that `durable` holds, within 1 %. `paper`
-holds 1.54 times as much with these tokens.
-"""
+"""Memory -> tokens, at the bytes of `durable` within 1 %; `paper` holds 1.54 times these bytes."""
 TUNED: Final = {
     "infinipot-v": {"redundancy_share": 1.0, "kept_share": 0.95, "recent_share": 0.125},
 }
@@ -64,7 +62,6 @@ MIDDLES: Final = ("middle_first", "middle_last", "middle_before", "middle_after"
 NOTHING: Final = "unknown"
 PREMISE: Final = "premise"
 YES: Final = "yes"
-NO: Final = "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +94,9 @@ SETS: Final = {
     "order": replace(ORDERED, seeds=STUDY[15_500:15_508]),
     "order-peers-calibrate": replace(ORDERED, seeds=STUDY[15_400:15_410], budgets=PEERS),
     "counting-calibrate": replace(COUNTED, seeds=STUDY[15_600:15_644]),
-    "counting-peers-calibrate": replace(COUNTED, seeds=STUDY[15_600:15_608], budgets=PEERS),
+    "counting-peers-calibrate": replace(COUNTED, seeds=STUDY[15_600:15_620], budgets=PEERS),
     "facts-calibrate": replace(FACTS, seeds=STUDY[13_000:13_008]),
+    "facts-peers-calibrate": replace(FACTS, seeds=STUDY[13_000:13_004], budgets=OF_FACTS),
 }
 """Name -> what is asked. A set with `calibrate` in its name calibrates those behind it."""
 
@@ -146,7 +144,7 @@ def ask_premises(stream: WorldStream, asked: Asked) -> list[ReplayQuestion]:
         ReplayQuestion(
             f"{PREMISE}-{name}",
             template.format(shape=name),
-            YES if number in seen else NO,
+            YES if number in seen else "no",
             "whether",
             0.0,
             "end",
