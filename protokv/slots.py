@@ -149,8 +149,9 @@ class SlotsFolder:
             found = SlotsFile(path)
             if check is not None:
                 check(found)
-            while len(self._open) >= _MOST_FILES:
-                del self._open[next(iter(self._open))]
+            # A file that is gone takes its place on the disk while it is open.
+            there = [one for one, (_, known) in self._open.items() if known.path.exists()]
+            self._open = {one: self._open[one] for one in there[1 - _MOST_FILES :]}
             self._open[name] = version, found
         return self._open[name][1]
 

@@ -309,7 +309,6 @@ class Answerer:
 
     def _make_row(self, answer: Answer, state: str, expected: str | None) -> JsonObject:
         """Return the row of an answer; show its evidence, and the expected answer if it differs."""
-        from protokv.state.sources import describe_video_times
 
         row: JsonObject = {
             "question": answer.question,
@@ -332,11 +331,11 @@ class Answerer:
                     + ", ".join(f"{one} {share:.2f}" for one, share in answer.probabilities.items())
                 )
         if answer.evidence is not None:
+            from protokv.state.sources import describe_spans
+
             spans = [
-                asdict(span)
-                | {"share": round(span.share, 4)}
-                | describe_video_times(self.places, start_s=span.start_s, end_s=span.end_s)
-                for span in answer.evidence.spans
+                one | {"share": round(one["share"], 4)}
+                for one in describe_spans(answer.evidence.spans, self.places)
             ]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}

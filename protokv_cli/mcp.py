@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-
-from protokv_cli.options import (
-    TOP_PANEL,
-    DebugFlags,
-    MemoryFlags,
-    ModelFlags,
-    check_options,
-    note_unknown_variables,
-    option,
+from protokv_cli.options import TOP_PANEL, MemoryFlags, ModelFlags, option
+from protokv_cli.serve import (
+    EngineFlags,
+    StatesArgument,
+    open_state_folder,
+    report_server,
+    require_packages,
 )
-from protokv_cli.output import Output
-from protokv_cli.serve import ServerLog, StatesArgument, open_state_folder, require_packages
 
 
-class _ToolFlags(DebugFlags, panel="Tools"):
+class _ToolFlags(EngineFlags, panel="Tools"):
     """What agents may do, and who answers them."""
 
     watch: bool = option("--watch", "Agents may also watch videos in DIR.", TOP_PANEL)
-    engine: str | None = option(
-        "--engine URL", "A vLLM with protokv.vllm answers, at this address.", TOP_PANEL
-    )
 
 
 def mcp(
@@ -39,23 +31,13 @@ def mcp(
     protokv mcp videos/ --watch --budget 8k
     ```
     """
-    out = Output(debug=flags.debug)
-    note_unknown_variables(out)
     # A handler of the root keeps the package from adding its own.
-    logging.getLogger().addHandler(ServerLog(out))
-    with out.errors():
-        check_options(
-            (
-                flags.engine and flags.watch,
-                "an engine of others watches nothing",
-                "leave out --watch or --engine",
-            )
-        )
+    with report_server(flags, ""):
         with require_packages("'mcp>=2.3'"):
             from protokv.serve.tools import build_tool_server
         from protokv.ingestion.options import IngestOptions
 
-        known = open_state_folder(states, model, flags.engine)
+        known = open_state_folder(states, model, flags.engine, watches=flags.watch)
         watching = IngestOptions(
             config=memory.config() if memory.is_chosen else None,
             backbone=known.backbone,

@@ -432,4 +432,4 @@ def _calibrate(out: Output, rows: Sequence[AnswerRow], name: str) -> Sequence[Ro
     path = find_calibrations() / f"{name}.json"
     save_calibrations(path, made)
     out.note(f"calibration: {path}")
-    return tabulate_promises(made)
+    return list(tabulate_promises(made))

@@ -22,7 +22,6 @@ from protokv_cli.options import (
     Flags,
     MemoryFlags,
     ModelFlags,
-    check_options,
     make_kwargs,
     note_unknown_variables,
     option,
@@ -42,7 +41,15 @@ StatesArgument = Annotated[
 _MOST_LINES = 60
 
 
-class _ServerFlags(DebugFlags, panel="Server"):
+class EngineFlags(DebugFlags):
+    """Who answers."""
+
+    engine: str | None = option(
+        "--engine URL", "A vLLM with protokv.vllm answers, at this address.", TOP_PANEL
+    )
+
+
+class _ServerFlags(EngineFlags, panel="Server"):
     """Where the server listens, and what it allows."""
 
     host: str = option(
@@ -57,9 +64,6 @@ class _ServerFlags(DebugFlags, panel="Server"):
     origins: list[str] | None = option(
         "--allow-origin ORIGIN",
         "Pages of this site may ask, such as http://localhost:3000; repeatable.",
-    )
-    engine: str | None = option(
-        "--engine URL", "A vLLM with protokv.vllm answers, at this address.", TOP_PANEL
     )
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option(
@@ -113,29 +117,20 @@ def serve(
     protokv serve states/ --port 8000
     PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     protokv serve states/ --sessions 4 --budget 8k
-    protokv serve states/ --engine http://localhost:8001
+    protokv serve states/ --engine http://localhost:8001 --sessions 4
     ```
     """
-    out = Output(debug=flags.debug)
-    note_unknown_variables(out)
-    with out.errors():
+    with report_server(flags, "asyncio", "uvicorn", "protokv.serve") as out:
         if flags.token is None and flags.host not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(
                 f"{flags.host} can be reached from other machines",
                 hint="set a token in PROTOKV_TOKEN",
             )
-        check_options(
-            (
-                flags.engine and sessions.most,
-                "an engine of others watches nothing",
-                "leave out --sessions or --engine",
-            )
-        )
         with require_packages("starlette uvicorn"):
             from uvicorn import Server
 
             from protokv import serve as server
-        known = open_state_folder(states, model, flags.engine)
+        known = open_state_folder(states, model, flags.engine, watches=sessions.most > 0)
         from protokv.ingestion.options import IngestOptions
 
         limits = server.ServerLimits(
@@ -160,13 +155,22 @@ def serve(
         shown = f"[{flags.host}]" if ":" in flags.host else flags.host
         address = f"http://{shown}:{listener.getsockname()[1]}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
-        log = ServerLog(out)
-        for name in ("asyncio", "uvicorn", "protokv.serve"):
-            logging.getLogger(name).addHandler(log)
-            logging.getLogger(name).propagate = False
         with listener:
             config = server.make_uvicorn_config(app, flags.host, flags.port, limits)
             Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def report_server(flags: DebugFlags, *loggers: str) -> Iterator[Output]:
+    """Tell errors, and what some loggers warn of, a line each."""
+    out = Output(debug=flags.debug)
+    note_unknown_variables(out)
+    log = ServerLog(out)
+    for name in loggers:
+        logging.getLogger(name).addHandler(log)
+        logging.getLogger(name).propagate = False
+    with out.errors():
+        yield out
 
 
 @contextmanager
@@ -178,9 +182,12 @@ def require_packages(names: str) -> Iterator[None]:
         raise ConfigError(f"{error.name} is not installed", hint=f"pip install {names}") from None
 
 
-def open_state_folder(folder: str, model: ModelFlags, engine: str | None) -> StateFolder:
+def open_state_folder(
+    folder: str, model: ModelFlags, engine: str | None, *, watches: bool = False
+) -> StateFolder:
     """Return the states of a folder with their model, which is loaded; with the address of an
-    engine, without its weights. Raises as `load_backbone_for_states`, and ConfigError.
+    engine, without its weights, unless it `watches`. Raises as `load_backbone_for_states`, and
+    ConfigError.
     """
     if not (folder and Path(folder).is_dir()):
         raise StateNotFound(
@@ -193,7 +200,7 @@ def open_state_folder(folder: str, model: ModelFlags, engine: str | None) -> Sta
     from protokv.stream.engine import Engine
     from protokv.stream.opening import load_backbone_for_states
 
-    how = model.choice | ({"device": "meta", "device_map": None} if engine else {})
+    how = model.choice | ({"device": "meta", "device_map": None} if engine and not watches else {})
     try:
         backbone = load_backbone_for_states(find_states(folder), **how)
     except StateNotFound:

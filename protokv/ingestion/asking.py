@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from protokv.ingestion.events import QuestionAnswered
 from protokv.ingestion.live import LiveSource
@@ -21,7 +20,7 @@ from protokv.state.sources import (
     StreamSegment,
     make_notice,
 )
-from protokv.stream.promise import PromiseRule, find_promise_rule
+from protokv.stream.promise import find_promise_rule
 from protokv.stream.session import Session
 from protokv.stream.together import AskedQuestion, ask_together
 from protokv.timings import time_stage
@@ -51,12 +50,7 @@ class StandingAsker:
         for one in ask:
             session.backbone.question_ids(one.text)
             session.backbone.choice_ids(one.choices)
-            self._find_promise(one)
-
-    def _find_promise(self, one: StandingQuestion) -> PromiseRule | None:
-        if one.at_most_wrong is None:
-            return None
-        return find_promise_rule(self._session, Path(one.calibrations), one.at_most_wrong)
+            find_promise_rule(session, one.calibrations, one.at_most_wrong)
 
     def ask_due(self, before_s: float) -> list[QuestionAnswered]:
         """Ask what became due after stream time `before_s`; return the answers that are news."""
@@ -72,15 +66,11 @@ class StandingAsker:
             return []
         dropped = live.frames_dropped if live else 0
         with time_stage(session.timings, "questions"):
-            asked = [
-                AskedQuestion(
-                    session,
-                    one.text,
-                    decoding,
-                    {"evidence": one.evidence, "promise": self._find_promise(one)},
-                )
-                for one, decoding in due
-            ]
+            asked = []
+            for one, decoding in due:
+                promise = find_promise_rule(session, one.calibrations, one.at_most_wrong)
+                how = {"evidence": one.evidence, "promise": promise}
+                asked.append(AskedQuestion(session, one.text, decoding, how))
             answers = list(ask_together(asked))
         found = list[QuestionAnswered]()
         model = session.backbone.identity.name

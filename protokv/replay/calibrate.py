@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,34 +19,25 @@ from protokv.stream.promise import (
     measure_novelty,
 )
 
-PROMISES: Final = (0.01, 0.05, 0.1, 0.2)
-"""The shares of wrong answers that the table of a calibration shows."""
+PROMISES: Final = (0.01, 0.05, 0.1, 0.2)  # shares of wrong answers that a table shows
 
 
 def calibrate_answers(rows: Iterable[AnswerRow]) -> list[Calibration]:
     """Return a calibration for each memory and budget.
 
     A question counts once, at one of its delays: answers to one question are not independent.
-    ConfigError: a memory has fewer than two questions, or rows of before do not say how sure an
-    answer was.
+    ConfigError: rows of before do not say how sure an answer was.
     """
-    groups = defaultdict[tuple[str, int], list[AnswerRow]](list)
-    for row in rows:
-        groups[row.memory, row.budget].append(row)
-    return [_calibrate(_draw_questions(group)) for group in groups.values()]
-
-
-def _draw_questions(rows: Iterable[AnswerRow]) -> list[AnswerRow]:
-    """Return a row of each question, in an order that only the rows decide."""
-    drawn = sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest())
-    return list({(row.video, row.question_id): row for row in drawn}.values())
+    groups = defaultdict[tuple[str, int], dict[tuple[str, str], AnswerRow]](dict)
+    # the rows alone decide the order
+    for row in sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest()):
+        groups[row.memory, row.budget][row.video, row.question_id] = row
+    return [_calibrate(list(groups[memory].values())) for memory in sorted(groups)]
 
 
 def _calibrate(rows: Sequence[AnswerRow]) -> Calibration:
     """Return the calibration of one memory; the rows are in random order."""
     half = len(rows) // 2
-    if not half:
-        raise ConfigError("a calibration needs two questions or more", hint="add some to the file")
     texts = tuple(dict.fromkeys(row.question for row in rows))
     shares = [measure_kept_share(row.budget, row.tokens_seen) for row in rows]
     return Calibration(
@@ -72,14 +63,13 @@ def _order(rows: Sequence[AnswerRow]) -> tuple[ScoredAnswer, ...]:
     return tuple(sorted(found, key=lambda one: -one.sure))
 
 
-def tabulate_promises(calibrations: Sequence[Calibration]) -> list[dict[str, Any]]:
-    """Return what each calibration can promise, and what its test found: rows of memory, budget,
+def tabulate_promises(calibrations: Sequence[Calibration]) -> Iterator[dict[str, Any]]:
+    """Yield what each calibration can promise, and what its test found: rows of memory, budget,
     answers tested, promise, and the shares that are answered and wrong; None: no such promise.
 
     `unanswerable` is the share of right answers to questions whose answer is that there is none,
     where a withheld one counts as right, as in the task HLD of OVO-Bench.
     """
-    found = []
     for one in calibrations:
         for promise in PROMISES:
             least = one.find_threshold(promise)
@@ -89,7 +79,7 @@ def tabulate_promises(calibrations: Sequence[Calibration]) -> list[dict[str, Any
                 for a in one.tests
                 if a.unanswerable and least is not None
             ]
-            row = {
+            yield {
                 "memory": one.memory["kind"],
                 "budget": one.memory["budget"],
                 "tested": len(one.tests),
@@ -98,8 +88,6 @@ def tabulate_promises(calibrations: Sequence[Calibration]) -> list[dict[str, Any
                 "wrong": sum(given) / len(given) if given else None,
                 "unanswerable": sum(none) / len(none) if none else None,
             }
-            found.append(row)
-    return found
 
 
 def save_calibrations(path: Path, made: Sequence[Calibration]) -> None:

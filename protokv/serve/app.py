@@ -178,13 +178,17 @@ class _Server:
             await self._work(fed.put_away)
 
     def _work(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-        """Call in the thread of the model."""
+        """Call in a thread that has the model."""
+
+        def use_model() -> Any:
+            with self._states.lock:
+                return call(*arguments)
 
         def end(_: Any) -> None:
             self._questions.others -= 1
 
         self._questions.others += 1
-        work = asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, use_model)
         work.add_done_callback(end)
         return work
 
@@ -282,9 +286,7 @@ class _Server:
         if asked.at is not None and (own or asked.messages[-1].files):
             raise ConfigError("at: with pictures, and of the model itself, it is always now")
         if self._fed is None and any(one.files for one in asked.messages):
-            raise ConfigError(
-                "messages: pictures are watched by serve --sessions COUNT, without --engine"
-            )
+            raise ConfigError("messages: pictures are watched by serve --sessions COUNT")
         return None if own else self._states.find(asked.model)
 
     async def _ask(
@@ -349,23 +351,19 @@ class _Server:
         """Return what a question asks: a state, or the conversation whose client has a key."""
         asked = one.asked
         place = one.place
-        if isinstance(place, bytes):
-            assert self._fed is not None
-            session = self._fed.converse(place, asked.messages, one.is_given_up)
-        elif self._fed is not None and asked.messages[-1].files:
-            session = self._fed.show(asked.model, asked.messages[-1].files, one.is_given_up)
-        elif asked.at is None:
-            session = self._states.open_session(place)
-        else:
-            session = self._states.open_commit(place, asked.at)
-        promise = None
-        if asked.at_most_wrong is not None:
-            promise = find_promise_rule(session, self._states.calibrations, asked.at_most_wrong)
+        with self._states.lock:
+            if isinstance(place, bytes):
+                assert self._fed is not None
+                session = self._fed.converse(place, asked.messages, one.is_given_up)
+            elif self._fed is not None and asked.messages[-1].files:
+                session = self._fed.show(asked.model, asked.messages[-1].files, one.is_given_up)
+            else:
+                session = self._states.open_session(place, asked.at)
         how = {
             "evidence": asked.evidence,
             "turns": asked.turns,
             "system": asked.system,
-            "promise": promise,
+            "promise": find_promise_rule(session, self._states.calibrations, asked.at_most_wrong),
         }
         return AskedQuestion(session, asked.text, asked.decoding, how, one.is_given_up)
 
@@ -380,7 +378,7 @@ class _Server:
         if isinstance(error, HTTPException):
             message = error.detail
         elif isinstance(error, ProtoKVError):
-            message = self._states.hide_folder(error.message)
+            message = self._states.word_error(error)
         status = _find_status(error)
         kind = "invalid_request_error" if status < 500 else "server_error"
         return {

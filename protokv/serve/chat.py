@@ -25,7 +25,7 @@ from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
 from protokv.serve.conversations import MOST_MESSAGES, ChatMessage, digest_parts
 from protokv.serve.schemas import read_response_format
-from protokv.state.sources import VideoPlace, describe_video_times
+from protokv.state.sources import VideoPlace, describe_spans
 from protokv.stream.answer import Answer
 from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
 
@@ -98,6 +98,7 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
         raise ConfigError("choices: response_format says already what the answer is")
     how = {"choices": list(forms), "schema": schema} if forms else {"schema": schema}
     apart = [data["model"], system, data.get("user"), data.get("prompt_cache_key")]
+    promised = data.get("at_most_wrong") is not None
     return ChatRequest(
         model=data["model"],
         text=question,
@@ -108,7 +109,7 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
         at=_read_time(data.get("at")),
-        at_most_wrong=_read_share(data.get("at_most_wrong")),
+        at_most_wrong=_number(data, ("at_most_wrong",), 0, 0, 1) if promised else None,
         forms=forms,
         messages=messages,
         topic=digest_parts([json.dumps(apart).encode()]),
@@ -122,13 +123,6 @@ def _read_time(at: object) -> str | None:
     if isinstance(at, bool) or not isinstance(at, int | float):
         raise ConfigError('at: expected seconds of the stream or a text, such as "12m" or "14:05"')
     return f"{at:.3f}"
-
-
-def _read_share(share: object) -> float | None:
-    """Return a share. ConfigError."""
-    if share is None or (isinstance(share, float) and 0 < share < 1):
-        return share
-    raise ConfigError("at_most_wrong: expected a share above 0 and below 1, such as 0.05")
 
 
 def _read_object(body: bytes) -> JsonObject:
@@ -393,11 +387,7 @@ class ChatCompletion:
             return found
         return {
             **found,
-            "evidence": [
-                asdict(span)
-                | describe_video_times(self._places, start_s=span.start_s, end_s=span.end_s)
-                for span in answer.evidence.spans
-            ],
+            "evidence": describe_spans(answer.evidence.spans, self._places),
             "faint": answer.evidence.faint,
         }
 

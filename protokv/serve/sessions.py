@@ -197,7 +197,9 @@ class _FedSession:
 
 
 class FedSessions:
-    """The sessions that are fed. `find` is for any thread, and the rest for that of the model."""
+    """The sessions that are fed. `find` is for any thread, and the rest for who has the `lock` of
+    the states.
+    """
 
     def __init__(
         self, states: StateFolder, options: IngestOptions, limits: FedSessionLimits | None = None
@@ -205,8 +207,9 @@ class FedSessions:
         """Begin without any; they will be in the folder of `states`.
 
         Of `options` the memory, `every`, `keep` and `thumbnails` count, and for new sessions `fps`
-        and `system`.
+        and `system`. Raises as `StateFolder.let_watch`.
         """
+        states.let_watch()
         self._states = states
         self._options = options
         self.limits = limits or FedSessionLimits()
@@ -268,11 +271,11 @@ class FedSessions:
     def converse(
         self, key: bytes, messages: Sequence[ChatMessage], stop: Callable[[], bool]
     ) -> Session:
-        """Return the session of a conversation that has seen all pictures of a request: the one
+        """Return who answers for a conversation that has seen all pictures of a request: the one
         that goes on, or a new one.
 
         `key` tells clients apart. HTTPException: it was told to stop, a picture is too large, or
-        there is no place. ConfigError: a picture is none.
+        there is no place. ConfigError: a picture is none. Raises as `StateFolder.show`, too.
         """
         found, known = find_conversation(self._conversations, key, messages)
         if found is None:
@@ -289,11 +292,11 @@ class FedSessions:
             found.used_s = time.monotonic()
             if not found.session.intact:
                 self._conversations.remove(found)
-        return found.session
+        return self._states.show(found.session)
 
     def show(self, name: str, files: Sequence[bytes], stop: Callable[[], bool]) -> Session:
-        """Return the session of a name after some pictures; it goes on if nobody feeds it. Raises
-        as `open` and `converse`.
+        """Return who answers for the session of a name after some pictures; it goes on if nobody
+        feeds it. Raises as `open` and `converse`.
         """
         if name not in self._fed:
             self.open(_SessionRequest(name))
@@ -304,7 +307,7 @@ class FedSessions:
         finally:
             if not fed.session.intact:
                 self._drop(name)
-        return fed.session
+        return self._states.show(fed.session)
 
     def _decode(self, stop: Callable[[], bool], file: bytes) -> Any:
         if stop():

@@ -20,7 +20,9 @@ from protokv.core.build import (
     measure_device_memory,
     measure_memory,
 )
-from protokv.errors import StateError, StateNotFound
+from protokv.errors import ProtoKVError, StateError, StateNotFound
+from protokv.serve.handed import HandedSessions
+from protokv.slots import SLOTS_SUFFIX
 from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.folder import find_states
 from protokv.state.moments import find_stream_moment
@@ -35,6 +37,7 @@ from protokv.state.store import STATE_FORMS
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.opening import open_session
 from protokv.stream.session import Session
+from protokv.texts import shorten_text
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
@@ -69,7 +72,9 @@ class StateFolder:
         self.fed = dict[Path, Session]()  # sessions that clients feed answer for themselves
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self.engine = engine
-        self._lock = RLock()
+        self._handed: HandedSessions | None = None
+        # Who has it may use the model, and sessions that watch.
+        self.lock = RLock()
         self.decoding = backbone.decoding
         self.decode = backbone.decode
 
@@ -104,11 +109,12 @@ class StateFolder:
             raise StateNotFound(f"there is no state {name!r}; the list of states has their names")
         return found[0]
 
-    def hide_folder(self, text: str) -> str:
-        """Return a message without the way to the folder, which clients need not know."""
+    def word_error(self, error: ProtoKVError) -> str:
+        """Return an error in a line, without the way to the folder, which clients need not know."""
+        text = " ".join(error.message.split())
         for folder in (self._root, self.folder):
             text = text.replace(f"{folder}{os.sep}", "")
-        return text
+        return shorten_text(text)
 
     def holds(self, path: Path) -> bool:
         """Return True for a file or folder of this folder, and no link out of it; a pipe would be
@@ -126,18 +132,35 @@ class StateFolder:
         except OSError:
             return 0
 
-    def open_session(self, path: Path) -> Session:
-        """Return the session that is fed, or that of the last commit. One thread may use sessions,
-        or many those of an engine.
+    def open_session(self, path: Path, at: str | None = None) -> Session:
+        """Return who answers for a state: the session that is fed, or that of the last commit; or
+        of the kept commit that a time means, as `query --at` reads it, which is not kept for the
+        next question. One thread may use sessions, or many those of an engine.
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
-        ConfigError: no engine can serve it.
+        ConfigError: no engine can serve it, or it is no time.
         """
-        with self._lock:
-            return self._open_session(path)
+        with self.lock:
+            self._check_inside(path)
+            found = self._open_session(path) if at is None else self._open_commit(path, at)
+            return self.show(found)
+
+    def let_watch(self) -> None:
+        """Prepare for sessions that watch here: an engine answers for them, too. Raises as
+        `HandedSessions`.
+        """
+        if self.engine is not None:
+            self._handed = HandedSessions(self.engine, self.folder)
+
+    def show(self, session: Session) -> Session:
+        """Return who answers for a session that was opened or watches: itself, or the engine.
+        Raises as `HandedSessions.hand_over`.
+        """
+        if self._handed is None or isinstance(session, EngineSession):
+            return session
+        return self._handed.hand_over(session)
 
     def _open_session(self, path: Path) -> Session:
-        self._check_inside(path)
         version = _version(path)
         if (fed := self.fed.get(path)) is not None:
             return fed
@@ -163,18 +186,15 @@ class StateFolder:
         """Return the stream times that can be asked, in seconds. Raises as `open_session`."""
         return StateReader.open(path).commits_s
 
-    def open_commit(self, path: Path, at: str) -> Session:
-        """Return a session of the kept commit that a time means, as `query --at` reads it; it is
-        not kept for the next question. Raises as `open_session`; ConfigError: it is no time.
-        """
-        self._check_inside(path)
+    def _open_commit(self, path: Path, at: str) -> Session:
         reader = StateReader.open(path)
         moment = find_stream_moment(at, reader, time.time())
         self._make_room(reader)
         return self._open(path, reader.at(moment.stream_s))
 
     def _open(self, path: Path, reader: StateReader) -> Session:
-        if self.engine is None:
+        written = path.with_suffix(SLOTS_SUFFIX).is_file()
+        if self.engine is None or (self._handed and not written):
             return open_session(reader, self.backbone)
         name = path.relative_to(self.folder).with_suffix("").as_posix()
         return EngineSession.open(reader, self.engine, name, self.backbone)

@@ -5,10 +5,9 @@ Nothing leads out of the folder. Agents read the docstrings of the tools.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
@@ -17,19 +16,19 @@ import anyio
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
-from PIL import Image as Picture
 
-from protokv.errors import ConfigError, ProtoKVError, SourceNotFound, StateError
+from protokv.errors import ConfigError, ProtoKVError, StateError
 from protokv.ingestion import IngestOptions, IngestProgress, IngestSummary, ingest_events
 from protokv.serve.states import StateFolder
-from protokv.state.frames import find_state_videos, read_frame
-from protokv.state.reader import StateReader, read_thumbnails
-from protokv.state.sources import describe_video_times, list_state_sources
-from protokv.texts import JsonObject, shorten_text
+from protokv.state.frames import show_moments
+from protokv.state.reader import StateReader
+from protokv.state.sources import describe_spans, list_state_sources
+from protokv.texts import JsonObject
 
 _MOST_FRAMES = 16  # of a call
 _MOST_SIDE = 1024  # pixels
 _MOST_ASKED = 16  # questions to an engine at once
+_UNTOLD = "not told by this engine or cache"
 
 
 def build_tool_server(states: StateFolder, watching: IngestOptions | None = None) -> MCPServer:
@@ -40,6 +39,7 @@ def build_tool_server(states: StateFolder, watching: IngestOptions | None = None
     for tool in (tools.states, tools.ask, tools.frames):
         server.tool(annotations=reads, structured_output=False)(tool)
     if watching is not None:
+        states.let_watch()
         server.tool(structured_output=False)(tools.watch)
     return server
 
@@ -49,7 +49,7 @@ class _StateTools:
         self._states = states
         self._watching = watching
         # There is one model; an engine answers many at once.
-        self._model = Semaphore(1 if states.engine is None else _MOST_ASKED)
+        self._model = Semaphore(_MOST_ASKED) if states.engine else states.lock
         self._one_watch = anyio.Lock()
 
     @contextmanager
@@ -59,10 +59,7 @@ class _StateTools:
             with self._model:
                 yield
         except ProtoKVError as error:
-            raise ToolError(self._word(error)) from None
-
-    def _word(self, error: ProtoKVError) -> str:
-        return shorten_text(self._states.hide_folder(" ".join(error.message.split())))
+            raise ToolError(self._states.word_error(error)) from None
 
     def states(self) -> list[JsonObject]:
         """List the states: memories of videos, each with its length in seconds, the names of its
@@ -77,7 +74,7 @@ class _StateTools:
                 row["videos"] = [one.get("name") for one in list_state_sources(reader.header)]
                 row["moments_s"] = reader.commits_s
             except StateError as error:
-                row["error"] = self._word(error)
+                row["error"] = self._states.word_error(error)
             found.append(row)
         return found
 
@@ -93,20 +90,17 @@ class _StateTools:
         states = self._states
         with self._turn():
             path = states.find(state)
-            session = states.open_session(path) if at is None else states.open_commit(path, at)
+            session = states.open_session(path, at)
             tells = states.engine is None and not session.outside
             decoding = replace(states.decoding, choices=tuple(choices or ()))
             answer = session.ask(question, decoding, evidence=tells)
             notice, places = states.read_remarks(path)
-        spans = [
-            asdict(one) | describe_video_times(places, start_s=one.start_s, end_s=one.end_s)
-            for one in (answer.evidence.spans if answer.evidence else ())
-        ]
+        found = answer.evidence
         return {
             "answer": answer.text,
             "probabilities": answer.probabilities,
-            "evidence": spans if tells else "not told by this engine or cache",
-            "faint": answer.evidence and answer.evidence.faint,
+            "evidence": describe_spans(found.spans, places) if found else _UNTOLD,
+            "faint": found and found.faint,
             "stream_time_s": answer.stream_time_s,
             "notice": notice,
         }
@@ -116,35 +110,11 @@ class _StateTools:
         folder, else the nearest of the few small pictures in the state.
         """
         with self._turn():
-            found = self._look(self._states.find(state), times)
+            path = self._states.find(state)
+            found = show_moments(path, times, _MOST_FRAMES, self._states.holds, _MOST_SIDE)
             return [
                 part for line, jpeg in found for part in (line, Image(data=jpeg, format="jpeg"))
             ]
-
-    def _look(self, path: Path, times: list[float]) -> Iterator[tuple[str, bytes]]:
-        """Yield a line and a JPEG for each time."""
-        header, kept = read_thumbnails(path)
-        end_s = header.clock.stream_time_s
-        if len(times) > _MOST_FRAMES or not all(0 <= one < end_s for one in times):
-            raise ConfigError(f"times: at most {_MOST_FRAMES}, below {end_s:g} seconds")
-        try:
-            videos = find_state_videos(header, [path.parent])
-            if not all(self._states.holds(file) for _, file in videos):
-                raise SourceNotFound("its video is a link out of the folder")
-        except (SourceNotFound, StateError):
-            if not kept:
-                raise
-            for one in times:
-                _, near = min((abs(picture.time_s - one), picture) for picture in kept)
-                yield f"the picture nearest to {one:g} s is of {near.time_s:g} s", near.jpeg
-            return
-        for one in times:
-            place, frame = read_frame(videos, one)
-            picture = Picture.fromarray(frame)
-            picture.thumbnail((_MOST_SIDE, _MOST_SIDE))
-            file = io.BytesIO()
-            picture.save(file, "JPEG", quality=85)
-            yield f"{one:g} s; {place.video_time(one):g} s of {place.name}", file.getvalue()
 
     async def watch(self, video: str, context: Context) -> JsonObject:
         """Watch a video of the folder, by its name there, into a state of that name without its
@@ -161,7 +131,7 @@ class _StateTools:
             events = ingest_events(path, state, options=self._watching)
 
             def go_on() -> Any:
-                with self._turn():
+                with self._turn(), self._states.lock:
                     return next(events)
 
             try:

@@ -88,6 +88,16 @@ def describe_video_times(places: Sequence[VideoPlace], **times_s: float) -> Json
     return {"video": place.name, **found}
 
 
+def describe_spans(spans: Iterable[Any], places: Sequence[VideoPlace]) -> list[JsonObject]:
+    """Return spans of an answer's evidence for JSON, with the times of the videos where these
+    differ.
+    """
+    return [
+        asdict(one) | describe_video_times(places, start_s=one.start_s, end_s=one.end_s)
+        for one in spans
+    ]
+
+
 FOREIGN_NOTICE = (
     "the embedded model reads drawn shapes only, and this video is no such: its answers mean "
     "nothing. Watch it with another --model"

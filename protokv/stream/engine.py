@@ -16,7 +16,7 @@ from dataclasses import replace
 from http.client import HTTPException
 from statistics import fmean
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -125,11 +125,15 @@ class EngineSession(Session):
         """
         bare = {"device": "meta", "device_map": None}
         session = open_session(reader, backbone, kind=cls, **how | bare)
-        session.slots = count_slots(session)
-        session.engine = engine
-        session._lock = Lock()
-        session.asked = {"state": name, "commit": digest_commit(reader.state)}
-        return session
+        return session.answer_by(engine, name, digest_commit(reader.state))
+
+    def answer_by(self, engine: Engine, name: str, commit: str) -> Self:
+        """Let an engine answer that has the slots by a name. ConfigError, as `open`."""
+        self.slots = count_slots(self)
+        self.engine = engine
+        self._lock = Lock()
+        self.asked = {"state": name, "commit": commit}
+        return self
 
     def stream(
         self,

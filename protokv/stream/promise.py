@@ -19,21 +19,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import torch
 
 from protokv.core.settings import MemoryConfig
 from protokv.errors import ConfigError
 from protokv.stream.answer import Answer, Promise
 from protokv.stream.stream import Stream
 
-CONFIDENCE: Final = 0.9
-"""Share of calibrations whose promise holds."""
+CONFIDENCE: Final = 0.9  # share of calibrations whose promise holds
 UNKNOWN: Final = "I do not know"
 _THRESHOLDS: Final = 20
-_OTHER_SHARE: Final = 1.25
-"""The share of tokens kept may lie outside of the calibrated range by this factor."""
+_OTHER_SHARE: Final = 1.25  # the share of tokens kept may leave the calibrated range by this factor
+# A question is known if it is as near to a calibrated one as this share of them are to each other.
 _USUAL: Final = 0.95
-"""A question is known if it is as near to a calibrated one as this share of them are to each other.
-"""
 
 
 class ScoredAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -61,8 +59,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     def find_threshold(self, at_most_wrong: float) -> float | None:
         """Return the least log probability whose answers keep the promise; None: none does."""
         n = len(self.chooses)
-        places = sorted({n * part // _THRESHOLDS - 1 for part in range(1, _THRESHOLDS + 1)})
-        grid = [self.chooses[place].sure for place in places if place >= 0]
+        places = {n * part // _THRESHOLDS - 1 for part in range(1, _THRESHOLDS + 1)}
+        grid = [self.chooses[place].sure for place in sorted(places) if place >= 0]
         doubts = [_doubt(self.chooses, least, at_most_wrong) for least in grid]
         found = None
         for least in grid[doubts.index(min(doubts)) :] if grid else ():
@@ -133,12 +131,16 @@ class PromiseRule:
         return answer
 
 
-def find_promise_rule(stream: Stream, folder: Path, at_most_wrong: float) -> PromiseRule:
+def find_promise_rule(
+    stream: Stream, folder: str | Path, at_most_wrong: float | None
+) -> PromiseRule | None:
     """Return the rule for a state from the calibrations in a folder: of those for its model and its
-    memory the one whose share of kept tokens is nearest.
+    memory the one whose share of kept tokens is nearest. None: nothing is to be promised.
 
     ConfigError: there is none, or it does not allow the promise.
     """
+    if at_most_wrong is None:
+        return None
     if not 0 < at_most_wrong < 1:
         raise ConfigError(f"at most {at_most_wrong:g} wrong is no share", hint="such as 5%")
     config = stream.config
@@ -146,7 +148,7 @@ def find_promise_rule(stream: Stream, folder: Path, at_most_wrong: float) -> Pro
     wanted = stream.backbone.identity.weights_digest, config.name, config.changes()
     found = [
         (abs(math.log(share / math.sqrt(math.prod(one.shares)))), path.stem, one)
-        for path in sorted(folder.glob("*.json"))
+        for path in sorted(Path(folder).glob("*.json"))
         for one in read_calibrations(path)
         for memory in [MemoryConfig.from_dict(one.memory)]
         if (one.model["weights_digest"], memory.name, memory.changes()) == wanted
@@ -187,16 +189,10 @@ def _doubt(answers: Sequence[ScoredAnswer], least: float, at_most_wrong: float) 
     not below the promise.
     """
     given = [one.wrong for one in answers if one.sure >= least]
-    n = len(given)
-    logs = [
-        math.lgamma(n + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(n - k + 1)
-        + k * math.log(at_most_wrong)
-        + (n - k) * math.log1p(-at_most_wrong)
-        for k in range(sum(given) + 1)
-    ]
-    return sum(map(math.exp, logs))
+    share = torch.tensor(at_most_wrong, dtype=torch.float64)
+    law: Any = torch.distributions.Binomial(len(given), share)
+    wrong = torch.arange(sum(given) + 1, dtype=torch.float64)
+    return float(law.log_prob(wrong).exp().sum())
 
 
 def count_needed_answers(at_most_wrong: float) -> int:

@@ -124,6 +124,33 @@ def _read_layer(context: Context, layer: int, N: int, D: int) -> dict[str, Tenso
     }
 
 
+def write_stream(
+    stream: AskedStream, commit: str, target: str | os.PathLike[str]
+) -> dict[str, str | int]:
+    """Write what a question to a stream reads, under what tells its commit from others; return how
+    many slots and bytes. ConfigError, StateError.
+    """
+    tensors = make_slots(stream)
+    model = stream.backbone.identity
+    bias = tensors["bias"]
+    head = SlotsHead(
+        slots=tensors["keys"].shape[1],
+        commit=commit,
+        model=model.name,
+        family=model.family,
+        dtype=model.dtype,
+        weights_digest=model.weights_digest,
+        biased=bool((bias != 0).any()),
+        free=bool(bias.isinf().any()),
+        ids=list(stream.backbone.prefix_ids),
+    )
+    try:
+        written = write_slots(target, head, tensors)
+    except OSError as error:
+        raise StateError(f"{os.fspath(target)} cannot be written: {error.strerror}") from error
+    return {"slots": head.slots, "bytes": written}
+
+
 def export_slots(
     path: StatePath, target: str | os.PathLike[str], **how: Any
 ) -> dict[str, str | int]:
@@ -136,22 +163,5 @@ def export_slots(
     session = open_session(reader, device="meta", **how)
     if find_lead(session):
         session = open_session(reader, **how)
-    tensors = make_slots(session)
-    model = session.backbone.identity
-    bias = tensors["bias"]
-    head = SlotsHead(
-        slots=tensors["keys"].shape[1],
-        commit=digest_commit(reader.state),
-        model=model.name,
-        family=model.family,
-        dtype=model.dtype,
-        weights_digest=model.weights_digest,
-        biased=bool((bias != 0).any()),
-        free=bool(bias.isinf().any()),
-        ids=list(session.backbone.prefix_ids),
-    )
-    try:
-        written = write_slots(target, head, tensors)
-    except OSError as error:
-        raise StateError(f"{os.fspath(target)} cannot be written: {error.strerror}") from error
-    return {"state": str(path), "output": str(target), "slots": head.slots, "bytes": written}
+    written = write_stream(session, digest_commit(reader.state), target)
+    return {"state": str(path), "output": str(target)} | written

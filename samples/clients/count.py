@@ -3,9 +3,10 @@ samples.clients.count`.
 
 The streams are drawn: each of three shapes appears one to four times in three minutes. Frigate
 sends a picture a second, with ten turns of history, until it hears that one of them is back. LLM
-Vision sends single requests of ten pictures, and asks for all three. Each is answered by a session
-that goes on, and alone: from what the request has. Prints one JSON object a stream, and last the
-counts.
+Vision sends single requests of ten pictures, and asks for all three. A session that goes on answers
+them, and tells afterwards when each shape came back: by the moments that it keeps, and by the
+evidence of an answer. With --alone, each request is answered from what it has. Prints one JSON
+object a stream, and last the counts, each with its 95 % interval.
 
 Needs pip install opencv-python-headless httpx aiohttp openai.
 """
@@ -20,8 +21,8 @@ import json
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,7 +33,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import uvicorn
@@ -40,19 +41,22 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protokv.backbones import load_backbone
-from protokv.ingestion.options import IngestOptions
+from protokv.ingestion.options import Every, IngestOptions
 from protokv.memories import DurableConfig
+from protokv.replay.metrics import bound_accuracy
 from protokv.serve import FedSessions, StateFolder, build_app, make_uvicorn_config
 from samples.clients.foreign import import_foreign
 from samples.worlds.pictures import NUMBERS, SHAPES
 from samples.worlds.world import World, WorldConfig
 
 MODEL = "protokv/mini-order"
-FIRST_SEED = 7_300_000
+FIRST_SEED = 7_410_000
 PICTURES = 200
 BUDGET = 512
 # An alert within so many seconds of the beginning of the second appearance is right.
 SOON_S = 10
+# So many seconds lie between two moments that a session keeps.
+MOMENTS_S = 5
 # A word tells apart what Frigate reads.
 COUNTS = [
     {"condition_met": word != "one", "next_run_in": 1, "reasoning": word} for word in NUMBERS[1:]
@@ -73,7 +77,9 @@ def serve() -> Iterator[str]:
     backbone.question_ids = read  # type: ignore[method-assign]
     with TemporaryDirectory() as folder:
         states = StateFolder(folder, backbone)
-        fed = FedSessions(states, IngestOptions(config=DurableConfig(budget=BUDGET)))
+        config = DurableConfig(budget=BUDGET)
+        kept = IngestOptions(config=config, every=Every(seconds=MOMENTS_S), keep=PICTURES)
+        fed = FedSessions(states, kept)
         running = uvicorn.Server(make_uvicorn_config(build_app(states, fed=fed), "127.0.0.1", 0))
         thread = threading.Thread(target=running.run)
         thread.start()
@@ -210,35 +216,92 @@ def ask_as_llm_vision(url: str, code: Path, stream: Stream, *, alone: bool) -> d
     return {shape: found[shape] for shape in stream.seen}
 
 
+def ask_when(url: str, stream: Stream, shape: str) -> dict[str, Any]:
+    """Return when the session of a stream says that a shape came back, in seconds: the first moment
+    that knows more than one appearance (None: none does), and where its evidence begins.
+    """
+    name = f"porch-{stream.seed}"
+    question = f"How many times did the {shape} appear?"
+
+    def ask(**more: Any) -> Any:
+        said = {"messages": [{"role": "user", "content": question}], "choices": NUMBERS[1:]}
+        body = json.dumps({"model": name, **said, **more}).encode()
+        with urlopen(f"{url}/chat/completions", body) as reply:
+            return json.load(reply)
+
+    def knows_of_it(moment_s: float) -> bool:
+        text: str = ask(at=moment_s)["choices"][0]["message"]["content"]
+        return text != NUMBERS[1]
+
+    with urlopen(f"{url.removesuffix('/v1')}/page/state?name={name}") as reply:
+        moments = json.load(reply)["commits_s"]
+    place = bisect_left(moments, True, key=knows_of_it)
+    spans = ask(evidence=True)["evidence"]
+    return {
+        "moment_s": moments[place] if place < len(moments) else None,
+        "evidence_s": [one["start_s"] for one in spans],
+    }
+
+
+def judge_stream(row: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield what is counted of a stream, and whether it was so."""
+    seen = row["seen"]
+    verdict = judge_alert(seen[row["shape"]], row["alerted_s"])
+    for one in ("right", "late", "missed", "false", "quiet"):
+        yield one, verdict == one
+    for shape, said in row["llm_vision"].items():
+        yield "counted right", said == NUMBERS[len(seen[shape])]
+    for shape, when in row["when"].items():
+        moment_s = when["moment_s"]
+        if len(seen[shape]) == 1:
+            yield "no moment, as it never came back", moment_s is None
+            continue
+        back_s = seen[shape][1]
+        yield "its moment within 10 s", moment_s is not None and 0 <= moment_s - back_s <= SOON_S
+        near = any(abs(one - back_s) <= SOON_S for one in when["evidence_s"])
+        yield "evidence within 10 s", near
+
+
+def count_rows(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Return how many were so, of how many, with Wilson's interval."""
+    found: dict[str, list[bool]] = {}
+    for row in rows:
+        for what, was in judge_stream(row):
+            found.setdefault(what, []).append(was)
+    counts = {}
+    for what, each in found.items():
+        low, high = bound_accuracy(sum(each), len(each))
+        counts[what] = f"{sum(each)} of {len(each)} ({low:.2f} to {high:.2f})"
+    return counts
+
+
 def main() -> None:
     """Count over some streams."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=6)
+    parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--code", type=Path, default=Path("clients-code"), help="their files")
+    parser.add_argument("--alone", action="store_true", help="nobody remembers a request")
     parser.add_argument("--once", action="store_true", help="Frigate waits for what never returns")
     asked = parser.parse_args()
-    totals = {way: Counter[str]() for way in ("session", "alone")}
+    rows = []
     with serve() as url:
         for seed in range(FIRST_SEED, FIRST_SEED + asked.streams):
             stream = draw(seed)
-            waited = [one for one, at_s in stream.seen.items() if not asked.once or len(at_s) == 1]
+            waited = [one for one, at_s in stream.seen.items() if (len(at_s) == 1) == asked.once]
             if not waited:
                 continue
-            found: dict[str, Any] = {"seed": seed, "seen": stream.seen}
-            for way, counts in totals.items():
-                alone = way == "alone"
-                said = ask_as_llm_vision(url, asked.code, stream, alone=alone)
-                shape = waited[seed % len(waited)]
-                alerted_s = watch_as_frigate(url, asked.code, stream, shape, alone=alone)
-                verdict = judge_alert(stream.seen[shape], alerted_s)
-                counts[verdict] += 1
-                for asked_for, starts_s in stream.seen.items():
-                    counts["counted"] += 1
-                    counts["counted right"] += said[asked_for] == NUMBERS[len(starts_s)]
-                frigate = {"shape": shape, "alerted_s": alerted_s, "verdict": verdict}
-                found[way] = {"frigate": frigate, "llm_vision": said}
-            print(json.dumps(found), flush=True)
-    print(json.dumps(totals))
+            shape = waited[seed % len(waited)]
+            row: dict[str, Any] = {"seed": seed, "seen": stream.seen, "shape": shape}
+            row["llm_vision"] = ask_as_llm_vision(url, asked.code, stream, alone=asked.alone)
+            row["when"] = {}
+            if not asked.alone:
+                row["when"] = {one: ask_when(url, stream, one) for one in stream.seen}
+                session = f"{url}/streaming/sessions/porch-{seed}"
+                urlopen(Request(session, method="DELETE")).close()
+            row["alerted_s"] = watch_as_frigate(url, asked.code, stream, shape, alone=asked.alone)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    print(json.dumps(count_rows(rows)))
 
 
 if __name__ == "__main__":

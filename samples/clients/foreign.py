@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import MagicMock
 from urllib.request import urlopen
 
+HOST = "https://raw.githubusercontent.com"
 FRIGATE = "blakeblackshear/frigate/e3fa70189324e5eb3b1dba756c153f6696f457de"
 LLM_VISION = "valentinfrlch/ha-llmvision/85fcb9832888c9f7e350f96b3a17f9c1a1aa7505"
 FILES = {
@@ -63,7 +64,7 @@ def import_foreign(folder: Path, name: str) -> Any:
         for path in paths:
             if not (file := folder / path).is_file():
                 file.parent.mkdir(parents=True, exist_ok=True)
-                with urlopen(f"https://raw.githubusercontent.com/{project}/{path}") as reply:
+                with urlopen(f"{HOST}/{project}/{path}") as reply:
                     file.write_bytes(reply.read())
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,9 +12,12 @@ from protokv.stream.slots import find_lead
 
 
 class StandIn:
-    """States by name, each with its commit; `replies` are given in place of answers."""
+    """States by name, each with its commit, and `find` for others; `replies` are given in place of
+    answers.
+    """
 
     def __init__(self) -> None:
+        self.find: Callable[[str], tuple[str, Session] | None] = lambda _: None
         self.states = dict[str, tuple[str, Session]]()
         self.asked = list[dict[str, Any]]()
         self.keys = list[str | None]()
@@ -23,9 +26,8 @@ class StandIn:
         self._lock = threading.Lock()
         self.url = ""
 
-    def complete(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def complete(self, body: dict[str, Any], session: Session) -> Iterator[dict[str, Any]]:
         """Yield a chunk for each likeliest token that follows the prompt."""
-        _, session = self.states[body["kv_transfer_params"]["state"]]
         # The lead of a question is among the slots.
         ids = [*find_lead(session), *body["prompt"]]
         for left in reversed(range(body["max_tokens"])):
@@ -53,11 +55,13 @@ class StandIn:
         if self.replies:
             return self.replies.pop()
         wanted = body["kv_transfer_params"]
-        if wanted["state"] not in self.states:
+        found = self.states.get(wanted["state"]) or self.find(wanted["state"])
+        if found is None:
             return 400, refuse(f"state {wanted['state']}: there is no state")
-        if wanted["commit"] != self.states[wanted["state"]][0]:
+        commit, session = found
+        if wanted["commit"] != commit:
             return 400, refuse(f"state {wanted['state']}: another commit of it is there")
-        chunks = [*map(json.dumps, self.complete(body)), "[DONE]"]
+        chunks = [*map(json.dumps, self.complete(body, session)), "[DONE]"]
         return 200, "".join(f"data: {chunk}\n\n" for chunk in chunks).encode()
 
 

@@ -225,7 +225,7 @@ class TestCommands:
         expected = session.choose(QUESTION, ["red", "blue"])
         found = reply.json()["choices"][0]["message"]["content"]
         assert json.loads(found) == {"seen": expected.text}
-        for one, why in ((held, "held to no schema"), (refused, "without --engine")):
+        for one, why in ((held, "held to no schema"), (refused, "--sessions COUNT")):
             assert one.status_code == 400
             assert why in one.text
 
@@ -253,13 +253,6 @@ class TestCommands:
         assert told["evidence"] == "not told by this engine or cache"
         assert refused.is_error
         assert "there is no state" in refused.content[0].text
-
-    def test_serve_watches_nothing_where_an_engine_answers(
-        self, protokv: Program, state: Path, engine: StandIn
-    ) -> None:
-        refused = protokv("serve", state.parent, "--engine", engine.url, "--sessions", "2")
-        assert refused.code == ExitCode.USAGE
-        assert "watches nothing" in refused.err
 
 
 def test_a_state_of_no_fixed_slots_is_refused(

@@ -6,6 +6,8 @@ import asyncio
 import base64
 import gc
 import json
+import struct
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,25 @@ def test_pictures_that_cannot_be_are_refused_in_a_line(
     assert (reply.status_code, why in reply.json()["error"]["message"]) == (status, True), (
         reply.text
     )
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says that it is so large."""
+    whole = encode(np.zeros((1, 1, 3), np.uint8), "PNG")
+    head = b"IHDR" + struct.pack(">II", width, height) + whole[24:29]
+    return whole[:12] + head + struct.pack(">I", zlib.crc32(head)) + whole[33:]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [6_000, 10_000, 60_000, 2**31 - 1])
+def test_a_picture_that_says_it_is_huge_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int
+) -> None:
+    decoded = list[Any]()
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoded.append)
+    with pytest.raises((ConfigError, HTTPException)):
+        converse(feed(tmp_path), [{"role": "user", "content": [picture(bomb(side, side), "png")]}])
+    assert not decoded
 
 
 def test_pictures_are_for_the_user_and_for_the_model_alone(strict: TestClient, made: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_withheld_answer_is_right_where_there_is_none() -> None:
     ]
     assert [row.is_unanswerable for row in rows[:4]] == [False, True, True, False]
     (made,) = calibrate_answers(rows)
-    at_10_percent = tabulate_promises([made])[2]
+    at_10_percent = list(tabulate_promises([made]))[2]
     assert at_10_percent["wrong"] == 0
     assert at_10_percent["unanswerable"] == 1
     assert 0.3 < at_10_percent["answered"] < 0.7

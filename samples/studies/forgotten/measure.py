@@ -5,17 +5,18 @@ found.
     python measure.py --report FOLDER       # the tables of README.md
 
 Questions about what a world shows are joined by questions of the same types about what it never
-shows. Any answer to these is wrong, but for "zero" where a number is asked for. The first set of
-each kind calibrates, and the others test. Worlds have 20 distracting events a minute, half of which
-look like the evidence; where they count, shapes appear again and again.
+shows. Any answer to these is wrong, but for "zero" where a number is asked for. A set of each kind
+calibrates; where it promises anything, others test. Worlds have 20 distracting events a minute,
+half of which look like the evidence; where they count, shapes appear again and again.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from string import Formatter
@@ -37,45 +38,65 @@ from samples.studies.evidence.measure import interval
 from samples.studies.forgotten.facts import ask_facts
 from samples.worlds.phrases import TEMPLATES
 from samples.worlds.pictures import COLOUR_NAMES, NUMBERS, PLACES, SHAPES
+from samples.worlds.questions import Fact, phrase
 from samples.worlds.streams import Worlds, WorldStream
 
-MEMORIES: Final = ("durable", "infinipot-v", "sliding-window", "paper", "random")
+BUDGET: Final = 43  # 1/50 of four minutes
+MINI: Final = {
+    "durable": BUDGET,
+    "infinipot-v": 44,
+    "sliding-window": 50,
+    "paper": 43,
+    "random": 44,
+}
+"""Memory -> tokens, at the bytes of `durable` within 1 %; `paper` holds 1.54 times these bytes."""
+TUNED: Final = {
+    "infinipot-v": {"redundancy_share": 1.0, "kept_share": 0.95, "recent_share": 0.125},
+}
+"""Settings of `samples/studies/tuned`."""
 WORLDS: Final = Worlds(length_s=240, distractor_rate=20.0, distractor_similarity=0.5)
 LONGER: Final = msgspec.structs.replace(WORLDS, length_s=480)
 ORDER: Final = msgspec.structs.replace(WORLDS, per_type=3)
 COUNTING: Final = Worlds(length_s=240, distractor_rate=20.0, evidence="minutes", per_type=3)
 MIDDLES: Final = ("middle_first", "middle_last", "middle_before", "middle_after")
 NOTHING: Final = "unknown"
-BUDGET: Final = 43  # 1/50 of four minutes
+PREMISE: Final = "premise"
+YES: Final = "yes"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Worlds, and what is asked about them."""
+    """Worlds, and what is asked about them: half of it about what never was."""
 
     seeds: range
     worlds: Worlds = WORLDS
-    budget: int = BUDGET
+    budgets: Mapping[str, int] = field(default_factory=lambda: MINI)
     model: str = "protokv/mini"
-    memories: tuple[str, ...] = MEMORIES
-    # asked alone, and as many of what never was; none: the usual ones, one of nothing for each type
-    types: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()  # asked alone; none: the usual ones
+    premises: bool = True  # it is also asked of each shape whether it was shown
 
 
-COUNT: Final = Asked(range(0), COUNTING, BUDGET, "protokv/mini-order", ("durable",), ("times",))
-MIDDLE: Final = replace(COUNT, worlds=ORDER, types=MIDDLES)
-FACTS: Final = replace(COUNT, budget=208, model="smollm2", types=("fact",))  # 1/2 of a text
+ALONE: Final = {"durable": BUDGET}
+PEERS: Final = {name: tokens for name, tokens in MINI.items() if name not in ALONE}
+ORDERED: Final = Asked(range(0), ORDER, ALONE, "protokv/mini-order", MIDDLES)
+COUNTED: Final = replace(ORDERED, worlds=COUNTING, types=("times",))
+FACTS: Final = replace(ORDERED, budgets={"durable": 208}, model="smollm2", types=("fact",))
+# at the bytes of half of a text in `durable`; `paper` holds 3.1 times as much
+OF_FACTS: Final = {"infinipot-v": 228, "sliding-window": 238, "random": 228, "paper": 208}
+CONTENT: Final = Asked(range(0), budgets=ALONE)
 SETS: Final = {
-    "calibrate": Asked(STUDY[12_000:12_024]),
-    "same": Asked(STUDY[12_100:12_124]),
-    "longer": Asked(STUDY[12_200:12_208], LONGER),
-    "smaller": Asked(STUDY[12_300:12_308], budget=BUDGET // 4),
-    "order-calibrate": replace(MIDDLE, seeds=STUDY[12_800:12_816]),
-    "order": replace(MIDDLE, seeds=STUDY[12_900:12_912]),
-    "counting-calibrate": replace(COUNT, seeds=STUDY[12_600:12_632]),
-    "counting": replace(COUNT, seeds=STUDY[12_700:12_716]),
+    "calibrate": replace(CONTENT, seeds=STUDY[15_000:15_028]),
+    "same": replace(CONTENT, seeds=STUDY[15_100:15_128]),
+    "longer": replace(CONTENT, seeds=STUDY[15_200:15_208], worlds=LONGER),
+    "smaller": replace(CONTENT, seeds=STUDY[15_300:15_310], budgets={"durable": BUDGET // 4}),
+    "peers-calibrate": Asked(STUDY[15_000:15_028], budgets=PEERS, premises=False),
+    "order-calibrate": replace(ORDERED, seeds=STUDY[15_400:15_410]),
+    "order": replace(ORDERED, seeds=STUDY[15_500:15_508]),
+    "order-peers-calibrate": replace(ORDERED, seeds=STUDY[15_400:15_410], budgets=PEERS),
+    "counting-calibrate": replace(COUNTED, seeds=STUDY[15_600:15_644]),
+    "counting-peers-calibrate": replace(COUNTED, seeds=STUDY[15_600:15_620], budgets=PEERS),
     "facts-calibrate": replace(FACTS, seeds=STUDY[13_000:13_008]),
-    "facts": replace(FACTS, seeds=STUDY[13_100:13_106]),
+    "facts-peers-calibrate": replace(FACTS, seeds=STUDY[13_000:13_004], budgets=OF_FACTS),
 }
 """Name -> what is asked. A set with `calibrate` in its name calibrates those behind it."""
 
@@ -86,7 +107,8 @@ def watch_and_ask(path: Path, name: str) -> None:
     rows = AnswerRowFile(path)
     done = {row.video for row in rows.rows.values()}
     variants = [
-        MemoryVariant(one, MemoryConfig.of(one, budget=asked.budget)) for one in asked.memories
+        MemoryVariant(one, MemoryConfig.of(one, budget=tokens, **TUNED.get(one, {})))
+        for one, tokens in asked.budgets.items()
     ]
     if asked.model == FACTS.model:
         left = [seed for seed in asked.seeds if f"text-{seed}" not in done]
@@ -99,11 +121,13 @@ def watch_and_ask(path: Path, name: str) -> None:
         if stream.name in done:
             continue
         kept = [one for one in stream.questions if one.type in (asked.types or {one.type})]
-        stream.questions = kept
-        number = len(kept) if asked.types else None
         stream.questions = [
             replace(one, reference_s=stream.length_s, reference="end")
-            for one in (*kept, *find_questions_of_nothing(stream, number))
+            for one in (
+                *kept,
+                *find_questions_of_nothing(stream, kept),
+                *ask_premises(stream, asked),
+            )
         ]
         plan = plan_asks(stream.questions, [0.0], stream.length_s)
         answers = setup.plan_answers(stream, plan, variants)
@@ -112,40 +136,53 @@ def watch_and_ask(path: Path, name: str) -> None:
                 rows.append(row)
 
 
-def find_questions_of_nothing(stream: WorldStream, number: int | None) -> list[ReplayQuestion]:
-    """Return questions about what never was: one for each type that is asked, or a number of them,
-    the types in turn and in all wordings.
+def ask_premises(stream: WorldStream, asked: Asked) -> list[ReplayQuestion]:
+    """Return a question for each shape that only asks whether it was shown, if that is asked."""
+    template = TEMPLATES["whether"][0]
+    seen = {event.shape for event in stream.world.events()}
+    return [
+        ReplayQuestion(
+            f"{PREMISE}-{name}",
+            template.format(shape=name),
+            YES if number in seen else "no",
+            "whether",
+            0.0,
+            "end",
+        )
+        for number, name in enumerate(SHAPES if asked.premises else ())
+    ]
+
+
+def find_questions_of_nothing(
+    stream: WorldStream, shown: Sequence[ReplayQuestion]
+) -> list[ReplayQuestion]:
+    """Return as many questions about what never was as are asked about what was shown, in the same
+    wordings, the types in turn.
     """
     events = list(stream.world.events())
     colours = {event.colour for event in events}
     rng = np.random.default_rng([stream.world.config.seed, 77])
-    shown = sorted({event.shape for event in events})
+    seen = sorted({event.shape for event in events})
     free = {
-        "shape": [one for n, one in enumerate(SHAPES) if n not in shown],
+        "shape": [one for n, one in enumerate(SHAPES) if n not in seen],
         "place": [one for n, one in enumerate(PLACES) if n not in {e.place for e in events}],
         "colour": [one for n, one in enumerate(COLOUR_NAMES) if n not in colours],
-        "other": [SHAPES[n] for n in shown],
+        "other": [SHAPES[n] for n in seen],
     }
-
-    def draw(kinds: Iterator[str], wordings: int | None) -> Iterator[tuple[str, str]]:
-        for kind in kinds:
-            templates = TEMPLATES[kind][:wordings]
-            template = templates[rng.integers(len(templates))] if wordings is None else templates[0]
-            slots = {name for _, name, _, _ in Formatter().parse(template) if name}
-            # "No" is right of what never was.
-            if kind in ("whether", "middle_before", "middle_after"):
-                continue
-            if not slots or not all(free[name] for name in slots):
-                continue
-            drawn = {name: free[name][rng.integers(len(free[name]))] for name in sorted(slots)}
-            yield kind, template.format(**drawn)
-
-    kinds = [one.type for one in stream.questions]
-    drawn = draw(iter(kinds), 1) if number is None else draw(cycle(dict.fromkeys(kinds)), None)
+    kinds = list[tuple[str, list[str]]]()
+    for kind in dict.fromkeys(one.type for one in shown):
+        slots = {name for _, name, _, _ in Formatter().parse(TEMPLATES[kind][0]) if name}
+        # "No" is right of what never was.
+        if kind in ("whether", "middle_before", "middle_after") or not slots:
+            continue
+        if all(free[name] for name in slots):
+            kinds.append((kind, sorted(slots)))
     found = dict[str, ReplayQuestion]()
-    for kind, text in drawn:
-        if len(found) == number:
+    for kind, names in cycle(kinds):
+        if len(found) == len(shown):
             break
+        drawn = {name: free[name][rng.integers(len(free[name]))] for name in names}
+        text = phrase(rng, kind, Fact("", (), 0.0, drawn))
         expected = NUMBERS[0] if kind == "times" else NOTHING
         name = f"never-{len(found)}"
         found.setdefault(text, ReplayQuestion(name, text, expected, kind, 0.0, "end"))
@@ -154,32 +191,33 @@ def find_questions_of_nothing(stream: WorldStream, number: int | None) -> list[R
 
 def report(folder: Path) -> None:
     """Print the tables."""
-    print("| memory | promised | worlds | n | answered | wrong of these | of nothing: withheld |")
-    print("|---|---|---|---|---|---|---|")
-    made: dict[str, Calibration] = {}
-    halves: dict[str, Calibration] = {}
-    for name in SETS:
+    made: dict[tuple[str, str], Calibration] = {}
+    for name, asked in SETS.items():
         rows = read_answer_rows([folder / f"{name}.jsonl.gz"])
-        if SETS[name].types:
-            print(f"| {name} {describe_scores(rows)}")
-        if name.endswith("calibrate"):
-            made = {one.memory["kind"]: one for one in calibrate_answers(rows)}
-            halves = {one.memory["kind"]: one for one in calibrate_answers(halve(rows))}
-            continue
-        describe_all(made, name, rows)
-        if name == "same":
-            describe_all(halves, "half of nothing", halve(rows))
-            for text in ("How many times did the star appear?", "Where did the star end up?"):
-                print(f"\n{text} known: {made['durable'].knows(text)}")
-
-
-def halve(rows: Sequence[AnswerRow]) -> list[AnswerRow]:
-    """Return rows of which half are about what never was: others are left out, by their names."""
-    asked = {(row.video, row.question_id): is_of_nothing(row) for row in rows}
-    shown = [one for one, of_nothing in asked.items() if not of_nothing]
-    random.Random(0).shuffle(shown)
-    left_out = set(shown[len(asked) - len(shown) :])
-    return [row for row in rows if (row.video, row.question_id) not in left_out]
+        plain = [row for row in rows if not is_premise(row)]
+        ways = {"": plain}
+        if len(plain) < len(rows):
+            ways[", premise"] = doubt_premises(plain, rows)
+        for memory in asked.budgets:
+            cells = []
+            for way, answers in ways.items():
+                own = [row for row in answers if row.memory == memory]
+                if name.endswith("calibrate"):
+                    (made[way, memory],) = calibrate_answers(own)
+                    cells.append(describe_scores(own, made[way, memory]))
+                    continue
+                for promise in PROMISES:
+                    least = made[way, memory].find_threshold(promise)
+                    if least is not None:
+                        print(f"| {promise:.0%} | {name}{way} | {describe(own, least)} |")
+            if cells:
+                shown = [row.correct for row in own if not is_of_nothing(row)]
+                start = f"| {name} | {memory} | {len(own)} | {sum(shown) / len(shown):.2f}"
+                print(f"{start} | {' | '.join(cells)} |")
+        if name == "calibrate":
+            content = made["", "durable"]
+        known = [content.knows(row.question) for row in plain]
+        print(f"{name}: {sum(known)} of {len(known)} known by their words")
 
 
 def is_of_nothing(row: AnswerRow) -> bool:
@@ -187,42 +225,47 @@ def is_of_nothing(row: AnswerRow) -> bool:
     return row.question_id.startswith("never")
 
 
-def describe_all(made: dict[str, Calibration], name: str, rows: Sequence[AnswerRow]) -> None:
-    """Print what each memory promised, and what is found."""
-    for memory, one in made.items():
-        own = [row for row in rows if row.memory == memory]
-        for promise in PROMISES:
-            least = one.find_threshold(promise)
-            if least is None:
-                print(f"| {memory} | {promise:.0%} | {name}: cannot be promised | | | | |")
-            else:
-                print(describe(memory, promise, name, own, least))
+def is_premise(row: AnswerRow) -> bool:
+    """Return whether a question only asks whether a shape was shown."""
+    return row.question_id.startswith(PREMISE)
 
 
-def describe_scores(rows: Sequence[AnswerRow]) -> str:
-    """Return how many rows there are, the share of right ones about what was shown, and how often a
-    right answer scored above a wrong one.
+def doubt_premises(rows: Sequence[AnswerRow], asked: Sequence[AnswerRow]) -> list[AnswerRow]:
+    """Return rows that are as sure as the answer is, or as the model is that the shapes that the
+    question names were shown, whichever is less.
     """
-    shown = [row.correct for row in rows if not is_of_nothing(row)]
+    shown = {(row.video, row.memory, row.question_id): measure_yes(row) for row in asked}
+    found = []
+    for row in rows:
+        names = {one for one in re.findall(r"\w+", row.question) if one in SHAPES}
+        sure = [shown[row.video, row.memory, f"{PREMISE}-{one}"] for one in names]
+        found.append(replace(row, mean_logprob=min([row.mean_logprob or 0.0, *sure])))
+    return found
+
+
+def measure_yes(row: AnswerRow) -> float:
+    """Return the log probability of "yes", if an answer is "yes" or "no"."""
+    sure = row.mean_logprob or 0.0
+    return sure if row.prediction == YES else math.log(max(1e-9, 1 - math.exp(sure)))
+
+
+def describe_scores(rows: Sequence[AnswerRow], made: Calibration) -> str:
+    """Return how often a right answer scored above a wrong one, and what can be promised."""
     sure = np.array([row.mean_logprob for row in rows])
     right = np.array([row.correct for row in rows])
-    above = (sure[right][:, None] > sure[~right]).mean()
-    return f"| {len(rows)} | {sum(shown) / len(shown):.2f} | {above:.2f} |"
+    can = [f"{one:.0%}" for one in PROMISES if made.find_threshold(one) is not None]
+    return f"{(sure[right][:, None] > sure[~right]).mean():.2f} | {', '.join(can) or '-'}"
 
 
-def describe(
-    memory: str, promise: float, name: str, rows: Sequence[AnswerRow], least: float
-) -> str:
-    """Return a row of the table."""
-    given = [row for row in rows if (row.mean_logprob or 0.0) >= least]
-    nothing = [row for row in rows if is_of_nothing(row)]
-    withheld = [row for row in nothing if row not in given]
-    shares = [
-        interval([row in given for row in rows]),
-        interval([not row.correct for row in given]),
-        interval([row in withheld for row in nothing]),
-    ]
-    return f"| {memory} | {promise:.0%} | {name} | {len(rows)} | {' | '.join(shares)} |"
+def describe(rows: Sequence[AnswerRow], least: float) -> str:
+    """Return the columns of what is found: how many are asked, and the shares that are answered,
+    wrong of these, and withheld of what never was.
+    """
+    sure = [(row.mean_logprob or 0.0) >= least for row in rows]
+    given = [row for row, one in zip(rows, sure, strict=True) if one]
+    nothing = [not one for row, one in zip(rows, sure, strict=True) if is_of_nothing(row)]
+    shares = [sure, [not row.correct for row in given], nothing]
+    return " | ".join([str(len(rows)), *map(interval, shares)])
 
 
 if __name__ == "__main__":
