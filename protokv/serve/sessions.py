@@ -362,6 +362,9 @@ class FedSessions:
                 self.close(name, complete=False)
             except Exception:
                 logging.getLogger("protokv.serve").exception("a session cannot be written")
+        if every_one:
+            # A server that is told to end leaves no time for what Python does at its exit.
+            self._states.end_watch()
 
     def _drop(self, name: str) -> None:
         gone = self._fed.pop(name)

@@ -152,6 +152,10 @@ class StateFolder:
         if self.engine is not None:
             self._handed = HandedSessions(self.engine, self.folder)
 
+    def end_watch(self) -> None:
+        """Remove what was written for the engine; nothing is watched here any more."""
+        self._handed = None
+
     def show(self, session: Session) -> Session:
         """Return who answers for a session that was opened or watches: itself, or the engine.
         Raises as `HandedSessions.hand_over`.
