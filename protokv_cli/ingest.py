@@ -201,7 +201,7 @@ def ingest(
         with time_stage(clock, "imports"):
             from protokv.fleet.plan import is_fleet_source
             from protokv.ingestion import IngestOptions, LiveOptions, StandingQuestion
-            from protokv.video.address import source_kind
+            from protokv.video.address import LIVE, source_kind
             from protokv.words.find import names_subtitle_file
 
         sources = sources or []
@@ -229,6 +229,21 @@ def ingest(
             **make_kwargs(watch),
             **model.loading,
         )
+        if many and sources and not fleet.listing and LIVE.issuperset(map(source_kind, sources)):
+            from protokv_cli.ingest_live import ingest_live
+
+            alone = [
+                *list_set_options(state, "append", "dry_run"),
+                *list_set_options(watch, "start_s", "duration_s", "chunk"),
+                *list_set_options(live, "questions", *_HOW, "command"),
+                *list_set_options(output, "timings"),
+                *list_set_options(fleet),
+                *["--subtitles FILE"] * names_subtitle_file(watch.subtitles),
+            ]
+            hint = "give it a run of its own, or leave that out"
+            check_options((alone, f"{' and '.join(alone)}: not for several live sources", hint))
+            ingest_live(out, {one: _open_stdin(one) for one in sources}, state.state or ".", chosen)
+            return
         if (
             (state.keep or 0) > 1
             and state.every is None

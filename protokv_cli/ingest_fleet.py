@@ -59,15 +59,12 @@ def ingest_fleet(
     """
     from protokv.fleet import JobRecipe, list_video_jobs, preview_fleet, run_fleet
     from protokv.ingestion.options import DEFAULT_MODEL
-    from protokv.state.store import find_state_suffix
     from protokv_cli.ingest_report import show_query_hint
 
     place = output or "."
+    check_place(place)
     model = str(chosen.backbone or DEFAULT_MODEL)
     require_model(model, chosen.revision)
-    if not Path(place).is_dir() and (find_state_suffix(place) is not None or Path(place).exists()):
-        why = f"several videos become as many states, and {place} is the name of one"
-        raise ConfigError(why, hint="name a folder: -o DIR/")
     recipe = JobRecipe(place=place, options=chosen)
     jobs = list_video_jobs([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
     if not jobs:
@@ -90,6 +87,15 @@ def ingest_fleet(
         raise typer.Exit(stop.exit)
     if not dry_run:
         show_query_hint(out, ["--state", place], model, chosen.backbone)
+
+
+def check_place(place: str) -> None:
+    """Raise ConfigError if states cannot lie in this folder, as it is the name of one."""
+    from protokv.state.store import find_state_suffix
+
+    if not Path(place).is_dir() and (find_state_suffix(place) is not None or Path(place).exists()):
+        why = f"several videos become as many states, and {place} is the name of one"
+        raise ConfigError(why, hint="name a folder: -o DIR/")
 
 
 def _read_list(listing: str) -> list[str]:

@@ -68,8 +68,8 @@ class EventPrinter(ProgressBar):
         if isinstance(event, events.IngestStarted):
             self._begun = event
             out.note_model(event.model, event.notice)
-            _note_start(out, event, self._source)
-        _note_news(out, event)
+            note_start(out, event, self._source)
+        note_news(out, event, self._source)
         if isinstance(event, events.IngestProgress) and not self._show_progress(event):
             return
         row = {"type": name_event(event), **asdict(event)}
@@ -164,7 +164,7 @@ def show_query_hint(out: Output, state: Sequence[str], model: str | None, named:
     out.note(f'ask it: {shlex.join(["protokv", "query", *folder, *state])} "{question}"')
 
 
-def _note_start(out: Output, started: events.IngestStarted, source: str) -> None:
+def note_start(out: Output, started: events.IngestStarted, source: str) -> None:
     """Note where the run begins, and warn of what may surprise the user."""
     if not started.locked:
         out.note(
@@ -177,7 +177,7 @@ def _note_start(out: Output, started: events.IngestStarted, source: str) -> None
     if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {format_time(started.stream_time_s)}")
-    out.note(f"model: {started.model} in {started.dtype}")
+    out.note(f"model: {started.model} in {started.dtype}", once=True)
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.source_fps and started.fps > 1.01 * started.source_fps:
@@ -187,7 +187,7 @@ def _note_start(out: Output, started: events.IngestStarted, source: str) -> None
         )
 
 
-def _note_news(out: Output, event: IngestEvent) -> None:
+def note_news(out: Output, event: IngestEvent, source: str) -> None:
     """Write a line if the words of a source are lost, or a live one is lost or too fast."""
     match event:
         case events.WordsLost():
@@ -207,8 +207,8 @@ def _note_news(out: Output, event: IngestEvent) -> None:
         case events.FramesDropped():
             rates = f"{event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}"
             out.note(
-                f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send "
-                "smaller ones"
+                f"{source}: frames are dropped: {rates}; sample fewer with --fps, or let the "
+                "camera send smaller ones"
             )
 
 

@@ -199,7 +199,7 @@ class Output:
         except Exception as error:
             if self.debug:
                 traceback.print_exc()
-            message, hint, code = _explain(error)
+            message, hint, code = explain_error(error)
             self.error(f"Error: {' '.join(message.split())}")
             if hint:
                 self.error(f"Hint: {' '.join(hint.split())}")
@@ -208,7 +208,7 @@ class Output:
             raise typer.Exit(code) from error
 
 
-def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
+def explain_error(error: Exception) -> tuple[str, str | None, ExitCode]:
     """Return what happened, what to do about it, and the exit code."""
     if isinstance(error, ProtoKVError):
         return error.message, error.hint, find_exit_code(error)

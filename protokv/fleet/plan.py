@@ -41,16 +41,16 @@ class VideoJob:
         return {"source": name_source(self.source), "key": self.key}
 
 
-def list_video_jobs(sources: Iterable[str]) -> list[VideoJob]:
+def list_video_jobs(sources: Iterable[str], *, live: bool = False) -> list[VideoJob]:
     """Return every video once, in the order of the sources; within a folder or prefix sorted by
     name.
 
-    ConfigError if two videos have one key, or one is live; SourceNotFound if a folder or prefix
-    holds none.
+    ConfigError if two videos have one key, or one is live unless all are `live`; SourceNotFound if
+    a folder or prefix holds none.
     """
     jobs: dict[str, VideoJob] = {}
     for job in (job for source in sources for job in _expand(source)):
-        if source_kind(job.source) in LIVE:
+        if not live and source_kind(job.source) in LIVE:
             why = f"{redact_source(job.source)} is live, and workers are for videos that end"
             raise ConfigError(
                 why,

@@ -27,6 +27,7 @@ from protokv.ingestion.options import (
     StandingQuestion,
 )
 from protokv.ingestion.run import ingest, ingest_events
+from protokv.ingestion.several import ingest_together
 
 __all__ = [
     "COMMIT_NEVER",
@@ -47,4 +48,5 @@ __all__ = [
     "WordsLost",
     "ingest",
     "ingest_events",
+    "ingest_together",
 ]

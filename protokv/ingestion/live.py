@@ -161,9 +161,10 @@ class LiveSource(Source):
         segment: StreamSegment,
         stream_s: float,
         should_stop: ShouldStop,
+        poll_s: float = STOP_POLL_S,
     ) -> Iterator[VideoStep | SourceLost | SourceRecovered | FramesDropped | None]:
-        """Give steps in stream time counted from the start of the segment, news, and None while
-        nothing comes.
+        """Give steps in stream time counted from the start of the segment, news, and None if
+        nothing comes for `poll_s`.
 
         `segment` is the part of the stream that this source fills, and the stream stands at
         `stream_s`. `should_stop` is asked often. SourceError: the source has been lost for too
@@ -181,7 +182,7 @@ class LiveSource(Source):
         watched = 0
         reported = False
         while not should_stop():
-            item = feed.mailbox.get(STOP_POLL_S)
+            item = feed.mailbox.get(poll_s)
             lost = feed.mailbox.dropped
             log.frames_dropped = dropped + lost
             log.frames_damaged = damaged + feed.frames_damaged

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -27,8 +27,14 @@ from protokv.ingestion.options import (
     IngestOptions,
     IngestSettings,
 )
-from protokv.ingestion.prefetch import StopRequest
-from protokv.ingestion.watching import IngestRun, RunSetup
+from protokv.ingestion.prefetch import STOP_POLL_S, StopRequest
+from protokv.ingestion.watching import (
+    IngestRun,
+    RunItem,
+    RunSetup,
+    StepsToWatch,
+    watch_together,
+)
 from protokv.memories import MemoryConfig
 from protokv.state.reader import load_state
 from protokv.state.sources import StreamSegment, read_standing_answers
@@ -41,7 +47,7 @@ from protokv.words.cues import Subtitles
 from protokv.words.find import find_subtitles
 from protokv.words.transcript import Transcript
 
-_AnySource = str | os.PathLike[str] | Source
+AnySource = str | os.PathLike[str] | Source
 
 
 class _IngestKeywords(IngestSettings, total=False):
@@ -53,7 +59,7 @@ class _IngestKeywords(IngestSettings, total=False):
 
 
 def ingest(
-    source: _AnySource,
+    source: AnySource,
     target: StatePath | None = None,
     config: MemoryConfig | None = None,
     **options: Unpack[_IngestKeywords],
@@ -68,7 +74,7 @@ def ingest(
 
 
 def ingest_events(
-    source: _AnySource,
+    source: AnySource,
     target: StatePath | None = None,
     config: MemoryConfig | None = None,
     *,
@@ -108,6 +114,25 @@ def ingest_events(
     options = replace(options or IngestOptions(), **settings)
     if config is not None:
         options = replace(options, config=config)
+    with closing(begin_run(source, target, options, should_stop, timings)) as items:
+        for item in items:
+            if isinstance(item, StepsToWatch):
+                watch_together([item])
+            elif item is not None:
+                yield item
+
+
+def begin_run(
+    source: AnySource,
+    target: StatePath | None,
+    options: IngestOptions,
+    should_stop: ShouldStop,
+    timings: Timings | None = None,
+    poll_s: float = STOP_POLL_S,
+) -> Generator[RunItem, None, None]:
+    """Do what `ingest_events` does, but leave the steps to the caller, and yield None where a live
+    source gave nothing for `poll_s`.
+    """
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
     # The name of an object is the last part of its address.
     stem = Path(name).stem if in_bucket(name) else address.source_stem(name)
@@ -135,11 +160,11 @@ def ingest_events(
             return for_s is not None and gone_s >= for_s
 
         every = options.every or (COMMIT_WHEN_LIVE if live else EVERY_MINUTE)
-        run = IngestRun(start, video, store, options, timings)
+        run = IngestRun(start, video, store, options, timings, poll_s)
         yield from run.watch(every, StopRequest(should_stop, reaches_end))
 
 
-def _open_source(source: _AnySource, options: IngestOptions, opened: ExitStack) -> Source:
+def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -> Source:
     """Return the part of the source that is to be watched; open it unless it is open already."""
     video = source
     if isinstance(video, str | os.PathLike):

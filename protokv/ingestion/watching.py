@@ -13,18 +13,26 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from protokv.core.backbone import PreparedStep
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
 from protokv.ingestion.estimate import bound_state_bytes, count_prototypes, estimate_end_bytes
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
-from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
+from protokv.ingestion.prefetch import (
+    PREFETCH_DEPTH,
+    STOP_POLL_S,
+    PrefetchedStep,
+    StopRequest,
+    prefetch_steps,
+)
 from protokv.state.reader import StateReader
 from protokv.state.sources import StandingAnswer, StreamSegment, clip_source_end
 from protokv.state.store import StateStore
 from protokv.state.thumbnails import Thumbnails, make_thumbnail
 from protokv.stream.session import Session
+from protokv.stream.taking import DueSteps, take_together
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, SourceDamage, read_steps
 from protokv.video.sampling import VideoStep
@@ -46,6 +54,35 @@ class RunSetup:
     answers: Sequence[StandingAnswer] = ()  # answers that the state keeps
 
 
+@dataclass(eq=False, slots=True)
+class StepsToWatch:
+    """Steps that a run waits for."""
+
+    session: Session
+    steps: Sequence[PreparedStep]
+    starts_s: Sequence[float]
+    words: Sequence[Sequence[str]]
+    error: Exception | None = None  # why they were not watched
+
+
+RunItem = events.IngestEvent | StepsToWatch | None
+"""What a run yields: an event, what it waits for, or None while its source gives nothing."""
+
+
+def watch_together(due: Sequence[StepsToWatch]) -> None:
+    """Watch steps of different sessions, those of one model in one forward."""
+    embedded = list[DueSteps]()
+    for one in due:
+        try:
+            tokens = one.session.embed_prepared(one.steps, one.starts_s, one.words)
+            embedded.append(DueSteps(one.session, tokens, one.starts_s))
+        except Exception as error:
+            one.error = error
+    failed = take_together(embedded)
+    for one in due:
+        one.error = one.error or failed.get(one.session)
+
+
 class IngestRun:
     """One run over one source: watches steps, commits states, and adds up damage.
 
@@ -60,8 +97,10 @@ class IngestRun:
         store: StateStore,
         options: IngestOptions,
         timings: Timings | None = None,
+        poll_s: float = STOP_POLL_S,
     ) -> None:
         session = start.session
+        self._poll_s = poll_s
         segment = start.segment
         record = start.record
         self._session = session
@@ -93,8 +132,8 @@ class IngestRun:
         self._complete = segment.done
         self._bytes: int | None = None
 
-    def watch(self, every: Every, stop: StopRequest) -> Iterator[events.IngestEvent]:
-        """Read to the end of the source, or until asked to stop."""
+    def watch(self, every: Every, stop: StopRequest) -> Iterator[RunItem]:
+        """Read to the end of the source, or until asked to stop; the caller watches the steps."""
         yield self._started()
         yield from self._report_notes()
         if not self._segment.done:
@@ -116,7 +155,7 @@ class IngestRun:
             yield self._commit()
         yield self._summary()
 
-    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[events.IngestEvent]:
+    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[RunItem]:
         if stop.ask():
             return
         with closing(
@@ -130,7 +169,7 @@ class IngestRun:
                     break
                 if steps:
                     yield from self._watch_chunk(steps)
-                yield from (one for one in news if one is not None)
+                yield from news
                 due = self._due(every) or any(isinstance(one, events.SourceLost) for one in news)
                 if not stop.ask() and self._unsaved and due:
                     yield self._commit()
@@ -169,7 +208,12 @@ class IngestRun:
         clock = self._first
         backbone = self._session.backbone
         for item in source.steps(
-            clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask
+            clock.fps,
+            clock.frames_per_step,
+            self._segment,
+            clock.stream_time_s,
+            stop.ask,
+            self._poll_s,
         ):
             if isinstance(item, VideoStep):
                 thumbnail = None if self._thumbnails is None else make_thumbnail(item.images[0])
@@ -194,24 +238,36 @@ class IngestRun:
             should_stop=unwanted,
         )
 
-    def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[events.IngestEvent]:
+    def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[RunItem]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
         first = self._session.clock.steps
         before_s = self._session.clock.stream_time_s
         length_s = self._first.step_seconds
         texts = [self._subtitles.between(step.time_s, step.time_s + length_s) for step in steps]
-        self._session.watch_prepared([step.prepared for step in steps], starts_s, texts)
-        # Before anything is yielded: the caller may end the run there.
+        prepared = [step.prepared for step in steps]
+        due = StepsToWatch(self._session, prepared, starts_s, texts)
+        try:
+            yield due
+        finally:
+            # The caller may end the run here or at an event, with these steps watched.
+            if self._session.clock.steps == first + len(steps):
+                self._note_watched(first, steps, starts_s)
+        if due.error is not None:
+            raise due.error
+        answered = self._asker.ask_due(before_s)
+        yield self._progress()
+        yield from answered
+        yield from self._report_notes()
+
+    def _note_watched(
+        self, first: int, steps: Sequence[PrefetchedStep], starts_s: Sequence[float]
+    ) -> None:
         for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
             if self._thumbnails is not None and step.thumbnail is not None:
                 self._thumbnails.add(first + i, start_s, step.thumbnail)
             self._decoders.update(step.decoders)
         self._damage = steps[-1].damage
         self._mark = steps[-1].mark
-        answered = self._asker.ask_due(before_s)
-        yield self._progress()
-        yield from answered
-        yield from self._report_notes()
 
     @property
     def _watched_none(self) -> bool:

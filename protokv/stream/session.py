@@ -155,8 +155,7 @@ class Session(StepTaker):
         self.watch_prepared([self.backbone.prepare(images)], [start_s], [words])
 
     def push(self, frame: Any, time_s: float, *, bgr: bool = False) -> bool:
-        """Take one frame of a stream as it comes; return True if it completed a step, which was
-        then watched.
+        """Take one frame of a stream as it comes; return True if it completed a watched step.
 
         The first frame in each interval of `1 / fps` is sampled, and the others are dropped. Frames
         of a step that is not complete are in no state, and no question sees them.
@@ -181,40 +180,40 @@ class Session(StepTaker):
         starts_s: Sequence[float],
         words: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Take consecutive steps, the frames of each prepared already, at their stream times, with
-        the words of each.
+        """Take consecutive steps, prepared already, at their stream times, with words of each.
 
-        Several steps are a chunk: they go through the vision tower together and through the
-        language model in one forward. Each attends to the memory before the chunk, to the earlier
-        steps of the chunk exactly, and to itself; then the memory takes them one by one. Until the
-        first eviction this equals watching them one by one.
+        Several steps are a chunk: one forward of the vision tower, and one of the language model.
+        Each attends to the memory before the chunk, to the earlier steps of it exactly, and to
+        itself; the memory takes them one by one. Before an eviction this equals single steps.
         """
-        with time_stage(self.timings, "vision tower"), torch.inference_mode():
-            tokens = self._embed(steps, [self.clock.mean_time(start_s) for start_s in starts_s])
-            if any(words):
-                tokens = list(map(self.backbone.add_words, tokens, words))
-        self.take(tokens, starts_s)
+        self.take(self.embed_prepared(steps, starts_s, words), starts_s)
 
-    def _embed(self, steps: Sequence[PreparedStep], times_s: list[float]) -> list[StepTokens]:
-        """Return embedded steps. A picture that stays goes through the vision tower once.
+    def embed_prepared(
+        self,
+        steps: Sequence[PreparedStep],
+        starts_s: Sequence[float],
+        words: Sequence[Sequence[str]] = (),
+    ) -> list[StepTokens]:
+        """Return these steps for `take`. A picture that stays goes through the vision tower once.
 
         It is used again only if it went through alone, so that a stream that is continued from a
         state goes on to the same bytes.
         """
-        first = steps[0]
-        if not all(one.shows_the_same(first) for one in steps[1:]):
-            self._still = None
-            return self.backbone.embed_steps(steps, times_s)
-        if self._still is None or not self._still[0].shows_the_same(first):
-            (tokens,) = self.backbone.embed_steps([first], times_s[:1])
-            self._still = first, tokens
-        return [self.backbone.retime(self._still[1], time_s) for time_s in times_s]
+        with time_stage(self.timings, "vision tower"), torch.inference_mode():
+            times_s = [self.clock.mean_time(start_s) for start_s in starts_s]
+            first = steps[0]
+            if all(one.shows_the_same(first) for one in steps[1:]):
+                if self._still is None or not self._still[0].shows_the_same(first):
+                    self._still = first, self.backbone.embed_steps([first], times_s[:1])[0]
+                tokens = [self.backbone.retime(self._still[1], time_s) for time_s in times_s]
+            else:
+                self._still = None
+                tokens = self.backbone.embed_steps(steps, times_s)
+            return list(map(self.backbone.add_words, tokens, words)) if any(words) else tokens
 
     @torch.inference_mode()
     def embed(self, images: _Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
-        """Return what the vision tower makes of a step, and its words, at stream time `start_s`,
-        for `take`.
-        """
+        """Return a step of images, and its words, at stream time `start_s`, for `take`."""
         return self.backbone.add_words(
             self.backbone.embed_step(images, self.clock.mean_time(start_s)), words
         )

@@ -47,7 +47,6 @@ class StepTaker(AskedStream):
         """Take embedded steps, which sessions of one backbone may share."""
         for error in take_together([DueSteps(self, steps, starts_s)]).values():
             raise error
-        self._note_runs()
 
     @abstractmethod
     def position_steps(
@@ -87,6 +86,8 @@ def take_together(due: Sequence[DueSteps], most: int = MOST_STREAMS) -> dict[Ste
         for batch in batches.values():
             for start in range(0, len(batch), most):
                 _take_batch(batch[start : start + most], failed)
+    for one in due:
+        one.session._note_runs()
     return failed
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events
+from protokv.errors import SourceDenied
+from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events, several
+from protokv.ingestion.live import LiveSource
 from protokv.memories import DurableConfig
 from protokv.state import moments
 from protokv_cli.exits import ExitCode
@@ -185,3 +187,38 @@ def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_passw
     assert result.code == ExitCode.INTERRUPTED, result.err
     assert "Connection refused; trying again" in result.err
     assert "s3cret" not in refused.err + result.out + result.err
+
+
+@pytest.mark.usefixtures("mocked")
+def test_several_live_sources_get_a_state_each_and_one_that_is_refused_leaves_the_others_alone(
+    protokv: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds = {
+        "rtsp://a/1": World([200, gone()]),
+        "rtsp://b/1": World([SourceDenied("rtsp://b/1: wrong password")]),
+        "rtsp://c/1": World([200, gone()]),
+    }
+
+    def open_world(address: str, *_: object) -> LiveSource:
+        return worlds[address].source(address, for_s=5.0)
+
+    monkeypatch.setattr("protokv.ingestion.run.open_live_source", open_world)
+    monkeypatch.setattr(several, "IDLE_S", 0.0)
+    result = protokv("ingest", *worlds, "-o", "states/", "--json")
+    assert result.code == ExitCode.PARTIAL, result.err
+    assert "Error: rtsp://b/1: wrong password" in result.err
+    rows = result.rows()
+    assert [one["source"] for one in rows if one["type"] == "failed"] == ["rtsp://b/1"]
+    ends = {one["source"]: one for one in rows if one["type"] == "summary"}
+    assert {name: Path(one["state"]) for name, one in ends.items()} == {
+        f"rtsp://{name}/1": Path(f"states/{name}-1.safetensors") for name in "ac"
+    }
+    assert all(one["stream_time_s"] >= 5 and one["complete"] for one in ends.values())
+    assert {one.name for one in Path("states").glob("*.safetensors")} == {
+        "a-1.safetensors",
+        "c-1.safetensors",
+    }
+    for more in (["--ask", "what?"], ["--dry-run"], ["--workers", "2"], ["--start", "5"]):
+        refused = protokv("ingest", *worlds, "-o", "states/", *more)
+        assert refused.code == ExitCode.USAGE
+        assert f"{more[0]}: not for several live sources" in " ".join(refused.err.split())

@@ -1,0 +1,166 @@
+"""Cameras that are watched together in one process leave the states that they leave alone."""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protokv.errors import SourceUnreadable
+from protokv.ingestion import (
+    Commit,
+    Every,
+    IngestOptions,
+    IngestProgress,
+    IngestSummary,
+    SourceLost,
+    ingest,
+    ingest_together,
+    several,
+)
+from protokv.ingestion.run import begin_run
+from protokv.ingestion.watching import StepsToWatch, watch_together
+from protokv.memories import DurableConfig
+from protokv.state.reader import StateReader, load_state
+from tests.cameras import World, gone
+from tests.mock_backbone import MockBackbone
+
+OPTIONS = IngestOptions(
+    config=DurableConfig(budget=40), backbone=MockBackbone(), every=Every(n_steps=10**6)
+)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(several, "IDLE_S", 0.0)
+
+
+def watch(
+    folder: Path, *worlds: World, follow: Callable[[str, Any], None] | None = None
+) -> list[tuple[str, Any]]:
+    """Watch cameras into states of their numbers, until they have nothing more to give."""
+    with ExitStack() as opened:
+        sources = {
+            str(folder / f"{n}.safetensors"): opened.enter_context(world.source())
+            for n, world in enumerate(worlds)
+        }
+        done = set[int]()
+        over = [world.watched(one) for world, one in zip(worlds, sources.values(), strict=True)]
+
+        def is_over() -> bool:
+            done.update(n for n, one in enumerate(over) if one())
+            return len(done) == len(over)
+
+        found = list[tuple[str, Any]]()
+        for target, event in ingest_together(sources, OPTIONS, is_over):
+            name = Path(target).stem
+            found.append((name, event))
+            if follow is not None:
+                follow(name, event)
+            if isinstance(event, Exception):
+                # Nobody takes what waits of a run that has ended.
+                done.add(int(name))
+        return found
+
+
+def test_states_are_those_of_each_camera_alone(tmp_path: Path) -> None:
+    scripts = [[100, gone()], [37, gone()], [81, gone()]]
+    found = watch(tmp_path, *(World(list(script)) for script in scripts))
+    ends = {name: one for name, one in found if isinstance(one, IngestSummary)}
+    assert sorted(ends) == ["0", "1", "2"]
+    for number, script in enumerate(scripts):
+        world = World(list(script))
+        path = tmp_path / f"alone{number}.safetensors"
+        with world.source() as source:
+            alone = ingest(source, path, options=OPTIONS, should_stop=world.watched(source))
+        assert alone.steps == ends[str(number)].steps > 3
+        ours = load_state(path).tensors
+        theirs = load_state(tmp_path / f"{number}.safetensors").tensors
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+
+
+def test_what_is_due_at_the_same_time_is_one_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = list[int]()
+    take = watch_together
+
+    def noted(due: list[Any]) -> None:
+        together.append(len(due))
+        take(due)
+
+    monkeypatch.setattr(several, "watch_together", noted)
+    found = watch(tmp_path, *(World([60, gone()]) for _ in range(3)))
+    assert max(together) > 1
+    assert sum(together) == sum(isinstance(one, IngestProgress) for _, one in found)
+
+
+def test_a_camera_that_is_late_lost_or_wrong_holds_nobody_up(tmp_path: Path) -> None:
+    may_come = threading.Event()
+    late = World([may_come, 20, gone()])
+    wrong = World([SourceUnreadable("it is no camera")])
+    fine = World([100, gone()])
+    steps = list[str]()
+
+    def follow(name: str, event: object) -> None:
+        if isinstance(event, IngestProgress):
+            steps.append(name)
+            if len(steps) == 3:
+                may_come.set()
+
+    found = watch(tmp_path, late, wrong, fine, follow=follow)
+    assert steps[:3] == ["2", "2", "2"]
+    assert "0" in steps
+    assert {name for name, one in found if isinstance(one, SourceLost)} >= {"0", "2"}
+    assert {name for name, one in found if isinstance(one, Commit)} >= {"0", "2"}
+
+
+def test_a_step_that_fails_ends_its_own_run_and_what_was_watched_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = watch_together
+
+    def fail_second(due: list[Any]) -> None:
+        for one in due:
+            if one.session.clock.steps == 4 and "1.safetensors" in str(names[one.session]):
+                one.error = RuntimeError("no room")
+        take([one for one in due if one.error is None])
+
+    names = dict[Any, Any]()
+    begin = begin_run
+
+    def named(source: Any, target: Any, *given: Any, **more: Any) -> Any:
+        for item in begin(source, target, *given, **more):
+            if isinstance(item, StepsToWatch):
+                names[item.session] = target
+            yield item
+
+    monkeypatch.setattr(several, "begin_run", named)
+    monkeypatch.setattr(several, "watch_together", fail_second)
+    found = watch(tmp_path, World([60, gone()]), World([60, gone()]))
+    errors = [(name, str(one)) for name, one in found if isinstance(one, Exception)]
+    assert errors == [("1", "no room")]
+    assert load_state(tmp_path / "1.safetensors").clock.steps == 4
+    assert load_state(tmp_path / "0.safetensors").clock.steps > 4
+
+
+def test_a_caller_who_leaves_between_two_runs_loses_nothing_of_a_watched_step(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as opened:
+        sources = {
+            str(tmp_path / f"{n}.safetensors"): opened.enter_context(World([60, gone()]).source())
+            for n in range(2)
+        }
+        with closing(ingest_together(sources, OPTIONS)) as found:
+            for _, event in found:
+                if isinstance(event, IngestProgress) and event.steps == 2:
+                    break
+    for path in sources:
+        clock = load_state(path).clock
+        decoders = StateReader.open(path).header.source["decoders"]  # type: ignore[index]
+        assert decoders == {"pyav": clock.steps * clock.frames_per_step}
