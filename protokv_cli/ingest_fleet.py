@@ -134,7 +134,7 @@ class _Report(ProgressBar):
         self._failures = 0
         self._watched_s = 0.0
         self._file_bytes = 0
-        self._began_s = self._row_s = time.monotonic()
+        self._began_s = self._told_s = time.monotonic()
         with explain_write_errors(self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.unlink(missing_ok=True)
@@ -182,9 +182,9 @@ class _Report(ProgressBar):
         if (
             self._out.as_json
             and found["watched_s"]
-            and time.monotonic() - self._row_s > LOG_EVERY_S
+            and time.monotonic() - self._told_s > LOG_EVERY_S
         ):
-            self._row_s = time.monotonic()
+            self._told_s = time.monotonic()
             self._out.json({"type": "progress", **found})
         return bool(self._stop)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -27,8 +26,6 @@ from protokv_cli.output import (
     tabulate_rows,
 )
 from protokv_cli.process import handle_signals
-
-_JSON_EVERY_S = 1.0  # of each source
 
 
 def ingest_live(out: Output, sources: dict[str, str], place: str, chosen: IngestOptions) -> None:
@@ -69,7 +66,6 @@ class _Report(ProgressBar):
         self.model: str | None = None
         self.failures = 0
         self._ends: list[dict[str, object]] = []
-        self._row_s: dict[str, float] = {}
         self._last: dict[str, events.IngestProgress] = {}
 
     def follow(self, source: str, event: IngestEvent | Exception) -> None:
@@ -108,9 +104,7 @@ class _Report(ProgressBar):
         message, hint, code = explain_error(error)
         # Most messages name the source themselves.
         named = message if source in message else f"{source}: {message}"
-        self._out.error(f"Error: {' '.join(named.split())}")
-        if hint:
-            self._out.error(f"Hint: {' '.join(hint.split())}")
+        self._out.tell_failure(named, hint)
         if self._out.as_json:
             row = {"type": "failed", "source": source, "error": type(error).__name__}
             self._out.json({**row, "message": message, "hint": hint, "exit_code": int(code)})
@@ -130,7 +124,4 @@ class _Report(ProgressBar):
                 0,
                 None,
             )
-        now_s = time.monotonic()
-        due = self._out.as_json and now_s - self._row_s.get(source, -_JSON_EVERY_S) >= _JSON_EVERY_S
-        self._row_s[source] = now_s if due else self._row_s.get(source, -_JSON_EVERY_S)
-        return due
+        return self.row_due(source)

@@ -36,7 +36,6 @@ from protokv_cli.output import (
     show_timings,
 )
 
-_JSON_EVERY_S = 1.0  # readers of the lines want to follow the run, not every step
 _MEASURED = 100  # beyond this part of the tokens nothing was measured
 # of the last event, but in JSON
 _HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")
@@ -57,7 +56,6 @@ class EventPrinter(ProgressBar):
         self._source = source
         self._chosen = chosen
         self._timings = timings
-        self._row_s = -_JSON_EVERY_S
         self._first: tuple[float, float] | None = None
         self._begun: events.IngestStarted | None = None
 
@@ -112,9 +110,7 @@ class EventPrinter(ProgressBar):
                 parts = [share, f"{parts[0]} / {format_time(length_s)}", *left, parts[1]]
             parts.append(f"state {format_bytes(event.state_bytes)}")
             self.show(parts, min(done_s, length_s or done_s), length_s)
-        due = self._out.as_json and now_s - self._row_s >= _JSON_EVERY_S
-        self._row_s = now_s if due else self._row_s
-        return due
+        return self.row_due()
 
     def _note_share(self, event: events.IngestProgress) -> None:
         """Say what part of the video a new state will keep: what a step takes is known only now."""

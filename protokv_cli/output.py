@@ -41,6 +41,7 @@ _MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
 _LEAST_TEXT = 20  # columns of a terminal for a text; a longer word may be folded
 _PADDING = 2  # of a column of a table
 # drawing at every step of a small model would take as long as the model
+_ROW_EVERY_S = 1.0  # readers of the lines want to follow a run, not every step
 _BAR_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
 # Of the first word of a message on a terminal.
@@ -182,6 +183,12 @@ class Output:
             if not self._outlives_stdout:
                 raise self._lost from error
 
+    def tell_failure(self, message: str, hint: str | None) -> None:
+        """Write an error and what to do about it, a line each."""
+        self.error(f"Error: {' '.join(message.split())}")
+        if hint:
+            self.error(f"Hint: {' '.join(hint.split())}")
+
     @contextmanager
     def errors(self) -> Iterator[None]:
         """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into
@@ -200,9 +207,7 @@ class Output:
             if self.debug:
                 traceback.print_exc()
             message, hint, code = explain_error(error)
-            self.error(f"Error: {' '.join(message.split())}")
-            if hint:
-                self.error(f"Hint: {' '.join(hint.split())}")
+            self.tell_failure(message, hint)
             for note in getattr(error, "__notes__", ()):
                 self.error(f"Note: {note}")
             raise typer.Exit(code) from error
@@ -383,6 +388,7 @@ class ProgressBar:
         self._is_drawn = False
         self._pause_s = _BAR_EVERY_S if self._draws else LOG_EVERY_S if logs else math.inf
         self._shown_s = -math.inf if self._draws else time.monotonic()
+        self._row_s = dict[str, float]()  # when each source had its last row of JSON
         if self._draws:
             out.hide = self.stop
             self.show([text], 0, None)
@@ -392,6 +398,14 @@ class ProgressBar:
         now_s = time.monotonic()
         is_due = now_s - self._shown_s >= self._pause_s
         self._shown_s = now_s if is_due else self._shown_s
+        return is_due
+
+    def row_due(self, source: str = "") -> bool:
+        """Return True if it is time for another row of JSON about a source."""
+        now_s = time.monotonic()
+        is_due = self._out.as_json and now_s - self._row_s.get(source, -math.inf) >= _ROW_EVERY_S
+        if is_due:
+            self._row_s[source] = now_s
         return is_due
 
     def show(self, parts: Sequence[str], done: float, total: float | None) -> None:
