@@ -41,7 +41,7 @@ class HandedSessions:
             finalize(self, held.pop_all().close)
 
     def hand_over(self, session: Session) -> EngineSession:
-        """Return a session of what one has seen until now, which the engine answers for.
+        """Write what a session has seen until now; return one like it that the engine answers for.
 
         ConfigError: no engine can. StateError: it cannot be written.
         """

@@ -133,9 +133,11 @@ class StateFolder:
             return 0
 
     def open_session(self, path: Path, at: str | None = None) -> Session:
-        """Return who answers for a state: the session that is fed, or that of the last commit; or
-        of the kept commit that a time means, as `query --at` reads it, which is not kept for the
-        next question. One thread may use sessions, or many those of an engine.
+        """Return who answers for a state.
+
+        Without a time it is the session that clients feed, else one of the last commit. With `at`,
+        read as `query --at` does, it is one of a kept commit, opened for this question alone. Only
+        one thread may use a session at a time; a session of an engine serves many threads.
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         ConfigError: no engine can serve it, or it is no time.
