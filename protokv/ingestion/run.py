@@ -28,17 +28,12 @@ from protokv.ingestion.options import (
     IngestSettings,
 )
 from protokv.ingestion.prefetch import STOP_POLL_S, StopRequest
-from protokv.ingestion.watching import (
-    IngestRun,
-    RunItem,
-    RunSetup,
-    StepsToWatch,
-    watch_together,
-)
+from protokv.ingestion.watching import IngestRun, RunItem, RunSetup
 from protokv.memories import MemoryConfig
 from protokv.state.reader import load_state
 from protokv.state.sources import StreamSegment, read_standing_answers
 from protokv.state.store import StatePath, find_store, make_state_name, refuse_input_as_target
+from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.stream.session import Session
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, address, open_source

@@ -11,7 +11,7 @@ from typing import Final
 from protokv.ingestion.events import IngestEvent
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import AnySource, begin_run
-from protokv.ingestion.watching import StepsToWatch, watch_together
+from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.video.source import ShouldStop, never_stop
 
 IDLE_S: Final = 0.02

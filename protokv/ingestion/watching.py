@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from protokv.core.backbone import PreparedStep
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
 from protokv.ingestion.asking import StandingAsker
@@ -31,8 +30,8 @@ from protokv.state.reader import StateReader
 from protokv.state.sources import StandingAnswer, StreamSegment, clip_source_end
 from protokv.state.store import StateStore
 from protokv.state.thumbnails import Thumbnails, make_thumbnail
+from protokv.stream.seeing import StepsToWatch
 from protokv.stream.session import Session
-from protokv.stream.taking import DueSteps, take_together
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, SourceDamage, read_steps
 from protokv.video.sampling import VideoStep
@@ -54,33 +53,8 @@ class RunSetup:
     answers: Sequence[StandingAnswer] = ()  # answers that the state keeps
 
 
-@dataclass(eq=False, slots=True)
-class StepsToWatch:
-    """Steps that a run waits for."""
-
-    session: Session
-    steps: Sequence[PreparedStep]
-    starts_s: Sequence[float]
-    words: Sequence[Sequence[str]]
-    error: Exception | None = None  # why they were not watched
-
-
 RunItem = events.IngestEvent | StepsToWatch | None
 """What a run yields: an event, what it waits for, or None while its source gives nothing."""
-
-
-def watch_together(due: Sequence[StepsToWatch]) -> None:
-    """Watch steps of different sessions, those of one model in one forward."""
-    embedded = list[DueSteps]()
-    for one in due:
-        try:
-            tokens = one.session.embed_prepared(one.steps, one.starts_s, one.words)
-            embedded.append(DueSteps(one.session, tokens, one.starts_s))
-        except Exception as error:
-            one.error = error
-    failed = take_together(embedded)
-    for one in due:
-        one.error = one.error or failed.get(one.session)
 
 
 class IngestRun:

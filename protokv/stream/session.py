@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache
-from protokv.core.backbone import Backbone, PreparedStep
+from protokv.core.backbone import Backbone
 from protokv.core.build import make_memory_shape
 from protokv.core.context import Context
 from protokv.core.memory import Memory
@@ -35,15 +35,14 @@ from protokv.state.header import State
 from protokv.stream.answer import Answer
 from protokv.stream.pushed import PushedFrameBuffer
 from protokv.stream.reading import QuestionForwarder
-from protokv.stream.taking import StepTaker
-from protokv.timings import time_stage
+from protokv.stream.seeing import PictureTaker, StepsToWatch
 
 __all__ = ["Answer", "Session"]
 
 _Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Session(StepTaker):
+class Session(PictureTaker):
     """Watch a stream step by step, ask at any time.
 
     It is a stream with frames, words and attachments; the attachments listen to it. `start` and
@@ -64,8 +63,6 @@ class Session(StepTaker):
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self._pushed = PushedFrameBuffer(clock.stream_time_s)
         self._layout: tuple[tuple[int, int], slice | None, int] | None = None
-        # The last picture that went through the vision tower alone, and its tokens.
-        self._still: tuple[PreparedStep, StepTokens] | None = None
 
     @classmethod
     def start(
@@ -169,47 +166,20 @@ class Session(StepTaker):
             ConfigError: it is no such frame, has not the size of the others of its step, or its
                 time ran back.
         """
+        due = self.begin_push(frame, time_s, bgr=bgr)
+        if due is not None:
+            self.watch_prepared(due.steps, due.starts_s)
+        return due is not None
+
+    def begin_push(self, frame: Any, time_s: float, *, bgr: bool = False) -> StepsToWatch | None:
+        """Take one frame as `push`, but return the step that it completed; it is to be watched
+        before the next frame.
+        """
         step = self._pushed.add(frame, time_s, self.clock, bgr=bgr)
-        if step is not None:
-            self.watch(*step)
-        return step is not None
-
-    def watch_prepared(
-        self,
-        steps: Sequence[PreparedStep],
-        starts_s: Sequence[float],
-        words: Sequence[Sequence[str]] = (),
-    ) -> None:
-        """Take consecutive steps, prepared already, at their stream times, with words of each.
-
-        Several steps are a chunk: one forward of the vision tower, and one of the language model.
-        Each attends to the memory before the chunk, to the earlier steps of it exactly, and to
-        itself; the memory takes them one by one. Before an eviction this equals single steps.
-        """
-        self.take(self.embed_prepared(steps, starts_s, words), starts_s)
-
-    def embed_prepared(
-        self,
-        steps: Sequence[PreparedStep],
-        starts_s: Sequence[float],
-        words: Sequence[Sequence[str]] = (),
-    ) -> list[StepTokens]:
-        """Return these steps for `take`. A picture that stays goes through the vision tower once.
-
-        It is used again only if it went through alone, so that a stream that is continued from a
-        state goes on to the same bytes.
-        """
-        with time_stage(self.timings, "vision tower"), torch.inference_mode():
-            times_s = [self.clock.mean_time(start_s) for start_s in starts_s]
-            first = steps[0]
-            if all(one.shows_the_same(first) for one in steps[1:]):
-                if self._still is None or not self._still[0].shows_the_same(first):
-                    self._still = first, self.backbone.embed_steps([first], times_s[:1])[0]
-                tokens = [self.backbone.retime(self._still[1], time_s) for time_s in times_s]
-            else:
-                self._still = None
-                tokens = self.backbone.embed_steps(steps, times_s)
-            return list(map(self.backbone.add_words, tokens, words)) if any(words) else tokens
+        if step is None:
+            return None
+        images, start_s = step
+        return StepsToWatch(self, [self.backbone.prepare(images)], [start_s])
 
     @torch.inference_mode()
     def embed(self, images: _Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:

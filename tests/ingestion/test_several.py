@@ -22,9 +22,9 @@ from protokv.ingestion import (
     several,
 )
 from protokv.ingestion.run import begin_run
-from protokv.ingestion.watching import StepsToWatch, watch_together
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader, load_state
+from protokv.stream.seeing import StepsToWatch, watch_together
 from tests.cameras import World, gone
 from tests.mock_backbone import MockBackbone
 

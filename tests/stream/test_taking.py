@@ -2,6 +2,7 @@
 one forward.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.backbones import load_backbone
-from protokv.core.backbone import Backbone
+from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.memories import MEMORIES, MemoryConfig
+from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.stream.session import Session
 from protokv.stream.taking import MOST_STREAMS, DueSteps, take_together
 from protokv.timings import Timings
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
+from tests.mock_backbone import MockBackbone
+from tests.stream.test_still import count_pictures
 from tests.stream.test_together import count_forwards
 from tests.stub_backbone import StubBackbone
 from tests.tolerance import near_logits
@@ -150,26 +154,73 @@ def test_states_are_near_those_one_by_one_in_every_family(
     alone = [Session.start(backbone, config) for config in configs]
     together = [Session.start(backbone, config) for config in configs]
     sizes = count_forwards(backbone, monkeypatch)
+    passes = count_pictures(together[0], monkeypatch)
     for index in range(5):
-        with torch.inference_mode():
-            steps = [
-                backbone.embed_step(
-                    random_frames(index + 9 * n, backbone.frames_per_step, 56, 56 + 28 * n),
-                    float(index),
-                )
-                for n in range(len(configs))
-            ]
+        steps = [
+            backbone.prepare(
+                random_frames(index + 9 * n, backbone.frames_per_step, 56, 56 + 28 * (n % 2))
+            )
+            for n in range(len(configs))
+        ]
         for session, step in zip(alone, steps, strict=True):
-            session.take([step], [float(index)])
+            session.watch_prepared([step], [float(index)])
+        each = sizes[:]
         sizes.clear()
-        pairs = zip(together, steps, strict=True)
-        assert not take_together([DueSteps(one, [step], [float(index)]) for one, step in pairs])
-        whole = sum(map(len, steps))
-        assert sizes == ([whole] if backbone.joins else [len(step) for step in steps])
+        passes.clear()
+        watch(together, [([step], [float(index)]) for step in steps])
+        assert sizes == ([sum(each)] if backbone.joins else each)
+        assert passes == [*Counter(step.grid for step in steps).values()]
+        sizes.clear()
     for one, other in zip(alone, together, strict=True):
         assert one.clock == other.clock
         for name, held in one.tensors().items():
             torch.testing.assert_close(other.tensors()[name], held, **near_logits(one, held))
+
+
+def watch(
+    sessions: Sequence[Session], shown: Sequence[tuple[list[PreparedStep], list[float]]]
+) -> list[Exception | None]:
+    """Let each session watch its steps at their times, together; return why some have not."""
+    due = [StepsToWatch(one, *own) for one, own in zip(sessions, shown, strict=True)]
+    watch_together(due)
+    return [one.error for one in due]
+
+
+MOCK = MockBackbone()
+PICTURES = [MOCK.prepare(random_frames(seed, 2, 8, 12)) for seed in range(4)]
+SHOWN = st.lists(st.sampled_from(PICTURES), min_size=1, max_size=3)
+
+
+@given(given=st.lists(st.dictionaries(st.integers(0, MOST_STREAMS + 1), SHOWN), max_size=9))
+def test_pictures_seen_together_are_those_seen_one_by_one(
+    given: list[dict[int, list[PreparedStep]]],
+) -> None:
+    config = MemoryConfig.of("durable", budget=24)
+    alone = [Session.start(MOCK, config) for _ in range(MOST_STREAMS + 2)]
+    together = [Session.start(MOCK, config) for _ in alone]
+    for index, shown in enumerate(given):
+        each = [(own, [3.0 * index + n for n in range(len(own))]) for own in shown.values()]
+        for place, own in zip(shown, each, strict=True):
+            alone[place].watch_prepared(*own)
+        assert not any(watch([together[place] for place in shown], each))
+    assert all(map(same, alone, together))
+
+
+def test_a_pass_of_the_tower_that_fails_fails_for_nobody_who_can_see_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embed = MOCK.embed_steps
+
+    def fail(steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        if any(step is PICTURES[1] for step in steps):
+            raise RuntimeError("no room")
+        return embed(steps, times_s)
+
+    monkeypatch.setattr(MOCK, "embed_steps", fail)
+    sessions = [Session.start(MOCK, MemoryConfig.of("durable", budget=24)) for _ in range(3)]
+    errors = watch(sessions, [([step], [0.0]) for step in PICTURES[:3]])
+    assert [type(one) for one in errors] == [type(None), RuntimeError, type(None)]
+    assert [one.clock.steps for one in sessions] == [1, 0, 1]
 
 
 def test_a_stream_that_cannot_take_its_step_leaves_the_others_alone(
