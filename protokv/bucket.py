@@ -57,8 +57,10 @@ def open_bucket(address: str, endpoint: str | None = None) -> tuple[ObjectStore,
     try:
         import obstore.store as stores
     except ImportError as error:
-        why = f"{address} is in an object store, and {error.name} is not installed"
-        raise SourceUnreadable(why, hint="pip install obstore") from error
+        raise SourceUnreadable(
+            f"{address} is in an object store, and {error.name} is not installed",
+            hint="pip install obstore",
+        ) from error
     _check_endpoints()
     scheme, bucket, rest = match.groups()
     kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[scheme]

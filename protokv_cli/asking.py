@@ -97,8 +97,9 @@ def read_questions(
         try:
             yield from _parse_lines(str(file), str(file), refusals)
         except OSError as error:
-            why = f"questions: {file} cannot be read: {error.strerror}"
-            raise ConfigError(why, hint="name a file of lines") from error
+            raise ConfigError(
+                f"questions: {file} cannot be read: {error.strerror}", hint="name a file of lines"
+            ) from error
     named = list[UserQuestion]()
     for number, argument in enumerate(arguments, start=1):
         if argument == "-":

@@ -268,8 +268,10 @@ def ingest(
         more = list_set_options(fleet)
         check_options((more, f"{' and '.join(more)}: for several videos only", where))
         if _PAGE.match(sources[0]):
-            hint = f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -"
-            raise SourceUnreadable(f"{sources[0]} is a page, not a video", hint=hint)
+            raise SourceUnreadable(
+                f"{sources[0]} is a page, not a video",
+                hint=f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -",
+            )
         if state.dry_run:
             from protokv.ingestion.estimate import estimate_ingest
             from protokv_cli.ingest_report import show_estimate

@@ -94,8 +94,10 @@ def check_place(place: str) -> None:
     from protokv.state.store import find_state_suffix
 
     if not Path(place).is_dir() and (find_state_suffix(place) is not None or Path(place).exists()):
-        why = f"several videos become as many states, and {place} is the name of one"
-        raise ConfigError(why, hint="name a folder: -o DIR/")
+        raise ConfigError(
+            f"several videos become as many states, and {place} is the name of one",
+            hint="name a folder: -o DIR/",
+        )
 
 
 def _read_list(listing: str) -> list[str]:
@@ -104,8 +106,9 @@ def _read_list(listing: str) -> list[str]:
         with open_text_or_stdin(listing) as lines:
             return [text for line in lines if (text := line.strip())]
     except OSError as error:
-        why = f"cannot read {listing}: {error.strerror}"
-        raise SourceNotFound(why, hint="name a file with a video a line") from error
+        raise SourceNotFound(
+            f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
+        ) from error
 
 
 def _open_pool(fleet: FleetFlags, recipe: JobRecipe) -> LocalWorkerPool:

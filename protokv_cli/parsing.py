@@ -63,9 +63,9 @@ def parse_every(text: str) -> Every:
     try:
         return Every(n_steps=int(steps[1])) if steps else Every(seconds=parse_duration(text))
     except ConfigError:
-        why = f"cannot commit every {text!r}"
         raise ConfigError(
-            why, hint="use for example 30s or 2m of stream time, 500steps, or never"
+            f"cannot commit every {text!r}",
+            hint="use for example 30s or 2m of stream time, 500steps, or never",
         ) from None
 
 

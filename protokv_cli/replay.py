@@ -159,8 +159,9 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
                 ),
             )
             if self.data_root is None:
-                hint = "name its folder with --data-root"
-                raise ConfigError(f"where is {self.dataset}?", hint=hint)
+                raise ConfigError(
+                    f"where is {self.dataset}?", hint="name its folder with --data-root"
+                )
             return found, open_dataset(
                 found, self.data_root, most_videos=self.videos, subtitles=study.subtitles
             )
@@ -385,11 +386,9 @@ def _show_report(
 
     reasons = "; ".join(f"{why.removeprefix('left out, ')}: {n}" for why, n in left_out.items())
     if not rows:
-        why = (
-            f"there is nothing to show: no question could be asked ({reasons or 'none was there'})"
-        )
         raise ConfigError(
-            why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all"
+            f"there is nothing to show: no question could be asked ({reasons or 'none was there'})",
+            hint="try shorter --delays, a longer stream, --no-intersection, or --types all",
         )
     report = summarise_answers(rows)
     if results.calibrate is not None:

@@ -93,8 +93,10 @@ class TransformersBackbone(Backbone):
             prompt = cls.make_prompt(model.config, tokenizer, template)
             return cls(model, tokenizer, prompt, identity, cls.read_frames(processor))
         except (AttributeError, ImportError, TypeError) as error:
-            why = f"an internal of {type(model).__name__} is not where it is expected: {error}"
-            raise ModelError(why, hint=cls.otherwise) from error
+            raise ModelError(
+                f"an internal of {type(model).__name__} is not where it is expected: {error}",
+                hint=cls.otherwise,
+            ) from error
 
     @classmethod
     def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> PromptTemplate:

@@ -46,12 +46,11 @@ class PromptTemplate:
         self._medium = medium
         self._system = system
         if not (template or tokenizer.chat_template):
-            hint = (
-                "use the instruction-tuned variant of the model, or copy its chat_template.jinja "
-                "to its folder"
-            )
             raise ModelError(
-                "there is no chat template, so no question can be put to the model", hint=hint
+                "there is no chat template, so no question can be put to the model",
+                hint="use the instruction-tuned variant of the model, or copy its "
+                "chat_template.jinja "
+                "to its folder",
             )
         # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image
         # placeholders.
@@ -64,11 +63,15 @@ class PromptTemplate:
             )
         before, video, after = self._render(_QUESTION, ())
         if not video or _QUESTION not in after:
-            why = f"the chat template shows no {video_token} followed by the question"
-            raise ModelError(why, hint="use the instruction-tuned variant of the model")
+            raise ModelError(
+                f"the chat template shows no {video_token} followed by the question",
+                hint="use the instruction-tuned variant of the model",
+            )
         if system is not None and system.strip() not in before:
-            why = "its chat template has no place for a system prompt"
-            raise ModelError(why, hint="put it before the questions: query --system")
+            raise ModelError(
+                "its chat template has no place for a system prompt",
+                hint="put it before the questions: query --system",
+            )
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 
     def with_system(self, text: str | None) -> PromptTemplate:

@@ -23,8 +23,10 @@ _PROBED: Final = 5  # a position at which keys differ from those at position 0
 def require_model_object(model: Any) -> None:
     """Refuse what is no model of transformers, such as a name or a config. ConfigError."""
     if not hasattr(model, "get_decoder"):
-        why = f"expected a model of transformers that is loaded, got {type(model).__name__}"
-        raise ConfigError(why, hint="give what from_pretrained returned")
+        raise ConfigError(
+            f"expected a model of transformers that is loaded, got {type(model).__name__}",
+            hint="give what from_pretrained returned",
+        )
 
 
 class LanguageDecoder:
@@ -82,8 +84,10 @@ class LanguageDecoder:
         turn = unwrap(type(self._rotary).forward)
         turned = turn(self._rotary, torch.zeros((), device=device), ids.to(device), **named)
         if not isinstance(turned, tuple):
-            why = f"{type(self._rotary).__name__} gives complex angles, which no memory can undo"
-            raise ConfigError(why, hint="use a model whose angles are a cosine and a sine")
+            raise ConfigError(
+                f"{type(self._rotary).__name__} gives complex angles, which no memory can undo",
+                hint="use a model whose angles are a cosine and a sine",
+            )
         cos, sin = reversed(turned) if self._sine_first else turned
         factor = getattr(self._rotary, "attention_scaling", 1.0)
         factor = getattr(self._rotary, "full_attention_attention_scaling", factor)
@@ -157,8 +161,10 @@ class LanguageDecoder:
         try:
             found: Tensor = rule(**known | {"attention_mask": torch.ones_like(ids)})[0]
         except TypeError as error:
-            hint = "give all that the processor returns for these tokens"
-            raise ConfigError(f"the positions of pictures: {error}", hint=hint) from error
+            raise ConfigError(
+                f"the positions of pictures: {error}",
+                hint="give all that the processor returns for these tokens",
+            ) from error
         return found
 
     def layer_devices_of_model(self) -> list[torch.device]:

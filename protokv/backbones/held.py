@@ -38,11 +38,15 @@ class HeldModel(LanguageDecoder, StreamModel):
         """
         require_model_object(model)
         if model.training:
-            why = "the model is being trained, and nothing is trained through a memory"
-            raise ConfigError(why, hint="call model.eval()")
+            raise ConfigError(
+                "the model is being trained, and nothing is trained through a memory",
+                hint="call model.eval()",
+            )
         if model.config.is_encoder_decoder:
-            why = f"{type(model).__name__} reads an encoder as well, which no memory holds"
-            raise ConfigError(why, hint="use a model that has a decoder alone")
+            raise ConfigError(
+                f"{type(model).__name__} reads an encoder as well, which no memory holds",
+                hint="use a model that has a decoder alone",
+            )
         self.config = model.config.get_text_config(decoder=True)
         before = self.config._attn_implementation
         try:
@@ -56,8 +60,10 @@ class HeldModel(LanguageDecoder, StreamModel):
             if isinstance(error, ProtoKVError) or is_out_of_memory(error):
                 raise
             what = f"{type(error).__name__}: {error}".splitlines()[0]
-            why = f"{type(model).__name__} does not forward a token as expected ({what})"
-            raise ConfigError(why, hint="use another model") from error
+            raise ConfigError(
+                f"{type(model).__name__} does not forward a token as expected ({what})",
+                hint="use another model",
+            ) from error
         family = find_family(model.config.model_type)
         self.frames_per_step, self.default_fps = family.read_rate(model.config)
         self.settings = {}
@@ -102,8 +108,10 @@ class HeldModel(LanguageDecoder, StreamModel):
         ids = torch.tensor([[word, word - 1], [word, word + 1]], device=device)
         one, other = self.module(input_ids=ids, use_cache=False)[0][:, 0].float()
         if float((one - other).abs().max()) > error * float(one.abs().max()):
-            why = f"tokens of {type(self.model).__name__} see later ones, which a stream has not"
-            raise ConfigError(why, hint="use a model whose attention is causal")
+            raise ConfigError(
+                f"tokens of {type(self.model).__name__} see later ones, which a stream has not",
+                hint="use a model whose attention is causal",
+            )
 
     def identify(self) -> None:
         """Find out which model this is; its weights may have changed."""
@@ -118,8 +126,10 @@ class HeldModel(LanguageDecoder, StreamModel):
         if self.config._attn_implementation != ATTENTION_NAME:
             self.module.set_attn_implementation(ATTENTION_NAME)
         if self.config._attn_implementation != ATTENTION_NAME:
-            why = f"the attention of {type(self.module).__name__} cannot be set"
-            raise ConfigError(why, hint="use a model whose attention is a function of transformers")
+            raise ConfigError(
+                f"the attention of {type(self.module).__name__} cannot be set",
+                hint="use a model whose attention is a function of transformers",
+            )
 
     def new_cache(
         self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
@@ -143,8 +153,10 @@ def _begin_call(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) 
     """Tell a cache that a model is called."""
     if cache := _find_cache(named):
         if named.get("use_cache") is False:
-            why = "use_cache=False reads the memory for the first token of an answer alone"
-            raise ConfigError(why, hint="leave use_cache out")
+            raise ConfigError(
+                "use_cache=False reads the memory for the first token of an answer alone",
+                hint="leave use_cache out",
+            )
         cache.refuse_again(named.get("input_ids"))
         cache.begin(called=True)
 

@@ -102,11 +102,11 @@ def smart_resize(height: int, width: int, config: PreprocessorConfig) -> tuple[i
     """
     factor = config.token_side
     if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
-        why = (
+        raise SourceUnreadable(
             f"frames of {width} x {height} pixels are too narrow: a side may be "
-            f"{_MAX_ASPECT_RATIO} times the other"
+            f"{_MAX_ASPECT_RATIO} times the other",
+            hint="crop or rescale the video first",
         )
-        raise SourceUnreadable(why, hint="crop or rescale the video first")
     rows = round(height / factor) * factor
     columns = round(width / factor) * factor
     if rows * columns > config.max_pixels:

@@ -145,9 +145,9 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
     stored = all(file.is_file() for file in list_weight_files(folder))
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "apply_chat_template") or (tokenizer is processor and not stored):
-        why = f"a {type(processor).__name__} does not prepare both text and frames"
         raise ConfigError(
-            why, hint="give what AutoProcessor.from_pretrained returns for this model"
+            f"a {type(processor).__name__} does not prepare both text and frames",
+            hint="give what AutoProcessor.from_pretrained returns for this model",
         )
     with translate_model_errors(name):
         identity = identify_held_model(model)
@@ -218,9 +218,9 @@ def is_hub_name(name: str, revision: str | None) -> bool:
             )
         return False
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        why = f"there is no model folder at {name}"
         raise ModelNotFound(
-            why, hint="name a folder with a config.json, or a hub name (protokv models lists some)"
+            f"there is no model folder at {name}",
+            hint="name a folder with a config.json, or a hub name (protokv models lists some)",
         )
     return True
 

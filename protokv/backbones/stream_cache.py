@@ -87,17 +87,17 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
         values.
         """
         if key_states.shape[0] != 1:
-            why = (
+            raise ConfigError(
                 "the cache holds one stream, and the model was given a batch of "
-                f"{key_states.shape[0]}"
+                f"{key_states.shape[0]}",
+                hint="forward one stream at a time, without beams",
             )
-            raise ConfigError(why, hint="forward one stream at a time, without beams")
         if key_states.shape[3] != value_states.shape[3]:
-            why = (
+            raise ConfigError(
                 "keys and values of this model differ in size (latent attention), which no memory "
-                "serves"
+                "serves",
+                hint="use a model with keys and values of one size",
             )
-            raise ConfigError(why, hint="use a model with keys and values of one size")
         self.dtype = key_states.dtype
         self.device = key_states.device
         self.is_initialized = True
@@ -112,8 +112,10 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized or key_states.shape[0] != 1:
             self.lazy_initialization(key_states, value_states)
         if self.owner.decoder.config._attn_implementation != ATTENTION_NAME:
-            why = "the attention of the model was changed, so it cannot read the memory"
-            raise ConfigError(why, hint=ATTENTION_HINT)
+            raise ConfigError(
+                "the attention of the model was changed, so it cannot read the memory",
+                hint=ATTENTION_HINT,
+            )
         if not self.number:
             self.owner.note(key_states.shape[2])
         self.is_read = False
@@ -134,12 +136,10 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many keys a mask has, and the place of the first in the stream."""
         if not query_length and self.owner.seen:
-            why = (
-                "transformers took new tokens for a conversation that the cache has seen; use "
-                "cache.question(inputs)"
-            )
             raise ConfigError(
-                why, hint="an attention_mask of the whole length tells it that they are new"
+                "transformers took new tokens for a conversation that the cache has seen; use "
+                "cache.question(inputs)",
+                hint="an attention_mask of the whole length tells it that they are new",
             )
         return self.length + query_length, self.owner.seen
 
@@ -171,11 +171,15 @@ def _attention_forward(
         )
         return out
     if value is not layer.given:
-        why = f"{type(module).__name__} changes its values after the cache, so it reads no memory"
-        raise ConfigError(why, hint="use another model")
+        raise ConfigError(
+            f"{type(module).__name__} changes its values after the cache, so it reads no memory",
+            hint="use another model",
+        )
     if attention_mask is not None and attention_mask.shape[1] > 1:
-        why = f"{type(module).__name__} has a mask for each head, which a memory leaves out"
-        raise ConfigError(why, hint="use another model")
+        raise ConfigError(
+            f"{type(module).__name__} has a mask for each head, which a memory leaves out",
+            hint="use another model",
+        )
     _check_keywords(module, kwargs)
     # Some models make their masks of all tokens so far; those that were committed are all seen.
     mask = None if attention_mask is None else attention_mask[0, 0, :, -key.shape[2] :]
@@ -206,13 +210,17 @@ class _Untrained(torch.autograd.Function):
 def _check_keywords(module: Any, named: dict[str, Any]) -> None:
     """Refuse what a model hands to its attention and ours leaves out. ConfigError."""
     if module.training:
-        why = "the model is being trained, and nothing is trained through a memory"
-        raise ConfigError(why, hint="call model.eval()")
+        raise ConfigError(
+            "the model is being trained, and nothing is trained through a memory",
+            hint="call model.eval()",
+        )
     for name, value in named.items():
         if value is not None and name not in _KNOWN and not name.startswith("output_"):
             what = _PLAIN.get(name, name)
-            why = f"{type(module).__name__} hands its attention {what}, which a memory leaves out"
-            raise ConfigError(why, hint="use another model")
+            raise ConfigError(
+                f"{type(module).__name__} hands its attention {what}, which a memory leaves out",
+                hint="use another model",
+            )
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_forward)
@@ -232,20 +240,19 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         for layer in DynamicCache(config=config).layers:
             own = type(layer) is DynamicLayer
             if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
-                why = (
-                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can "
-                    "hold"
-                )
                 raise ConfigError(
-                    why,
+                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can "
+                    "hold",
                     hint="use a model of which each layer has full, sliding or linear attention",
                 )
             number = sum(isinstance(one, StreamCacheLayer) for one in layers)
             layers.append(StreamCacheLayer(self, number) if own else layer)
         TransformersCache.__init__(self, layers=layers)
         if not self.memory_layers:
-            why = "none of its layers has full attention, so a memory has nothing to serve"
-            raise ConfigError(why, hint="use a checkpoint with layers of full attention")
+            raise ConfigError(
+                "none of its layers has full attention, so a memory has nothing to serve",
+                hint="use a checkpoint with layers of full attention",
+            )
         named = getattr(config, "layer_types", None) or [""] * len(layers)
         # Each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
@@ -337,12 +344,16 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         """
         empty = [layer.number for layer in self.memory_layers if layer.keys is None]
         if empty:
-            why = f"layer {empty[0]} stores no tokens of text, so a memory has nothing to serve"
-            raise ConfigError(why, hint="use another model")
+            raise ConfigError(
+                f"layer {empty[0]} stores no tokens of text, so a memory has nothing to serve",
+                hint="use another model",
+            )
         unread = [layer.number for layer in self.memory_layers if not layer.is_read]
         if unread:
-            why = f"layer {unread[0]} changes its keys after the cache, so it reads no memory"
-            raise ConfigError(why, hint="use another model")
+            raise ConfigError(
+                f"layer {unread[0]} changes its keys after the cache, so it reads no memory",
+                hint="use another model",
+            )
 
     def note(self, T: int) -> None:
         """Take note of `T` tokens that the first layer is about to store."""

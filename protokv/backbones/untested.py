@@ -55,11 +55,11 @@ class GenericBackbone(TransformersBackbone):
         """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""
         super().__init__(model, *parts)
         if self._decoder.position_components > 1:
-            why = (
+            raise ModelError(
                 f"{type(model).__name__} is not tested, and its tokens have "
-                f"{self._decoder.position_components} positions each"
+                f"{self._decoder.position_components} positions each",
+                hint=self.otherwise,
             )
-            raise ModelError(why, hint=self.otherwise)
         assert isinstance(self._decoder, HeldModel)
         self.rotated = self._decoder.rotated
         self.notice = f"not tested with {model.config.model_type}"

@@ -428,8 +428,8 @@ def check_tokens_per_frame(name: str, possible: Sequence[int], tokens: int) -> N
     if tokens in possible:
         return
     most = "at most " if len(possible) > 1 else ""
-    why = (
+    raise ConfigError(
         f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, and "
-        "no other number"
+        "no other number",
+        hint="give --frame-tokens one of these numbers, or leave it out",
     )
-    raise ConfigError(why, hint="give --frame-tokens one of these numbers, or leave it out")

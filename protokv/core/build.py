@@ -31,20 +31,21 @@ def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int
     """
     others = set(model.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
-        why = (
-            "recent_frames: this model has layers that read every token once, in order, so no step "
-            "is read again"
-        )
         raise ConfigError(
-            why,
+            "recent_frames: this model has layers that read every token once, in order, so no step "
+            "is read again",
             hint="leave recent_frames out, or use a model of which all layers have full attention",
         )
     if LayerKind.SLIDING in others and config.positions == "compact":
-        why = "positions: this model has sliding layers, whose windows do not move with a memory"
-        raise ConfigError(why, hint="leave positions=compact out")
+        raise ConfigError(
+            "positions: this model has sliding layers, whose windows do not move with a memory",
+            hint="leave positions=compact out",
+        )
     if model.rotated is not None and config.positions == "compact":
-        why = "positions: this model has layers that rotate no keys, which cannot be moved"
-        raise ConfigError(why, hint="leave positions=compact out")
+        raise ConfigError(
+            "positions: this model has layers that rotate no keys, which cannot be moved",
+            hint="leave positions=compact out",
+        )
     return MemoryShape(
         layers=model.layers,
         kv_heads=model.kv_heads,

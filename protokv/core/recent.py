@@ -33,11 +33,11 @@ class RecentSteps:
         go with that.
         """
         if config.recent_frames and config.memory.retrieves:
-            why = (
+            raise ConfigError(
                 f"recent_frames: {config.name} chooses by the first forward, which must be that of "
-                "the question"
+                "the question",
+                hint="use another memory, or leave recent_frames out",
             )
-            raise ConfigError(why, hint="use another memory, or leave recent_frames out")
         self._shape = shape
         self.steps: deque[tuple[StepTokens, Tensor]] = deque(
             maxlen=-(-config.recent_frames // shape.frames_per_step)

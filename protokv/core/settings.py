@@ -202,11 +202,15 @@ class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
         try:
             cls = EntryPoint("", where, _ENTRY_POINTS).load()
         except (ImportError, AttributeError, ValueError) as error:
-            hint = "name it MODULE:CLASS, with a module that is installed or in this folder"
-            raise ConfigError(f"memory {where}: {error}", hint=hint) from error
+            raise ConfigError(
+                f"memory {where}: {error}",
+                hint="name it MODULE:CLASS, with a module that is installed or in this folder",
+            ) from error
         if not (isinstance(cls, type) and issubclass(cls, MemoryConfig) and hasattr(cls, "memory")):
-            why = f"memory {where}: it is no MemoryConfig with a memory"
-            raise ConfigError(why, hint="such as protokv.memories.window:WindowConfig")
+            raise ConfigError(
+                f"memory {where}: it is no MemoryConfig with a memory",
+                hint="such as protokv.memories.window:WindowConfig",
+            )
         self.add(cls.name, where)
         return cls.name
 
@@ -295,10 +299,10 @@ def parse_budget(text: str) -> int:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
     tokens = Fraction(match[1]) * _MULTIPLES[match[2]] if match else Fraction(0)
     if tokens < 1 or tokens.denominator != 1:
-        message = (
-            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}"
+        raise ConfigError(
+            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}",
+            hint="k stands for 1000 tokens, m for 1000000",
         )
-        raise ConfigError(message, hint="k stands for 1000 tokens, m for 1000000")
     return int(tokens)
 
 

@@ -44,8 +44,10 @@ class LayerShards(Memory):
         all on one device.
         """
         if cls.undivided:
-            why = f"the memory {config.name} cannot be divided by layers: {cls.undivided}"
-            raise ConfigError(why, hint="load the model on one device, or use another memory")
+            raise ConfigError(
+                f"the memory {config.name} cannot be divided by layers: {cls.undivided}",
+                hint="load the model on one device, or use another memory",
+            )
         self.bounded = cls.bounded
         self.one_by_one = cls.one_by_one
         self._specs = cls.declare(config, shape)

@@ -51,22 +51,19 @@ def list_video_jobs(sources: Iterable[str], *, live: bool = False) -> list[Video
     jobs: dict[str, VideoJob] = {}
     for job in (job for source in sources for job in _expand(source)):
         if not live and source_kind(job.source) in LIVE:
-            why = f"{redact_source(job.source)} is live, and workers are for videos that end"
             raise ConfigError(
-                why,
+                f"{redact_source(job.source)} is live, and workers are for videos that end",
                 hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors",
             )
         other = jobs.setdefault(job.key, job)
         if other.source != job.source:
-            why = (
+            raise ConfigError(
                 f"{name_source(other.source)} and {name_source(job.source)} would both have the "
-                f"state {job.key}"
+                f"state {job.key}",
+                hint="name a folder that holds both, whose states have their paths, or ingest "
+                "them into "
+                "two folders",
             )
-            hint = (
-                "name a folder that holds both, whose states have their paths, or ingest them into "
-                "two folders"
-            )
-            raise ConfigError(why, hint=hint)
     return list(jobs.values())
 
 

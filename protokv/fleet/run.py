@@ -172,12 +172,11 @@ def _ingest(
             if over.is_set():
                 return replace(lost, attempts=attempt)
             if verb == "load":
-                why = f"a worker died while it loaded the model: {death}"
-                hint = (
-                    "use fewer --workers, or a smaller model; on one device of its own each: "
-                    "--devices 0,1"
-                )
-                raise ModelError(why, hint=hint) from death
+                raise ModelError(
+                    f"a worker died while it loaded the model: {death}",
+                    hint="use fewer --workers, or a smaller model; on one device of its own each: "
+                    "--devices 0,1",
+                ) from death
             message = f"{death}, {attempt} times"
     hint = "try it alone, with --debug; if memory ran out, use fewer --workers"
     return replace(

@@ -255,12 +255,12 @@ def _is_changed(
         theirs = (header.source or {}).get("name")
         name = PurePosixPath(source.replace(os.sep, "/")).name
         if theirs != name and not options.overwrite:
-            why = f"the state {target} is of {theirs}, not of {name}"
-            hint = (
-                "ingest into another folder, give the video a key of its own, or start it over "
-                "with --force"
+            raise StateMismatch(
+                f"the state {target} is of {theirs}, not of {name}",
+                hint="ingest into another folder, give the video a key of its own, or start it "
+                "over "
+                "with --force",
             )
-            raise StateMismatch(why, hint=hint)
         return True
     # A text track changes with its container.
     before = words.read_recorded_subtitles(header.source)

@@ -77,9 +77,10 @@ def _another_source(path: StatePath, state: State, source: Source) -> StateMisma
         what = f"another {theirs}, or {theirs} as it was before it changed"
     else:
         what = f"another video, {theirs}"
-    why = f"{path} is the state of {what}; this run's source is {source.info.name}"
-    hint = "name another state with -o, watch after it with --append, or replace it with --force"
-    return StateMismatch(why, hint=hint)
+    return StateMismatch(
+        f"{path} is the state of {what}; this run's source is {source.info.name}",
+        hint="name another state with -o, watch after it with --append, or replace it with --force",
+    )
 
 
 def check_continued_options(path: StatePath, state: StateHeader, options: IngestOptions) -> None:
@@ -128,17 +129,17 @@ def check_continued_subtitles(
         was = name_subtitles(theirs) or "no subtitles"
         now = name_subtitles(ours) or "no subtitles"
         what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
-        why = f"the state at {path} cannot be continued: {what}"
         raise StateMismatch(
-            why, hint="choose with --subtitles, write to another path, or start over with --force"
+            f"the state at {path} cannot be continued: {what}",
+            hint="choose with --subtitles, write to another path, or start over with --force",
         )
 
 
 def check_continued_field(path: StatePath, field: str, found: object, wanted: object) -> None:
     """Refuse a difference between a state and this run. StateMismatch, naming the field."""
     if found != wanted:
-        why = (
+        raise StateMismatch(
             f"the state at {path} cannot be continued: its {field} is {found}, this run's is "
-            f"{wanted}"
+            f"{wanted}",
+            hint="write to another path, or start over with --force",
         )
-        raise StateMismatch(why, hint="write to another path, or start over with --force")

@@ -161,8 +161,10 @@ class IngestRun:
         if self._live is not None:
             self._complete = stop.is_over or not stop.decided
         if self._complete and self._watched_none:
-            what = f"no frame of {self._source.info.name} can be read"
-            raise SourceUnreadable(what, hint="look at it: is it a video, and is it whole?")
+            raise SourceUnreadable(
+                f"no frame of {self._source.info.name} can be read",
+                hint="look at it: is it a video, and is it whole?",
+            )
 
     def _read_file(self, stop: StopRequest) -> Generator[PrefetchedStep, None, None]:
         pictures = make_thumbnail if self._thumbnails else None

@@ -57,8 +57,10 @@ def _order(rows: Sequence[AnswerRow]) -> tuple[ScoredAnswer, ...]:
     found = []
     for row in rows:
         if row.mean_logprob is None:
-            hint = "ask again with --force, or name another file with -o"
-            raise ConfigError("these results do not say how sure the answers were", hint=hint)
+            raise ConfigError(
+                "these results do not say how sure the answers were",
+                hint="ask again with --force, or name another file with -o",
+            )
         found.append(ScoredAnswer(row.mean_logprob, not row.correct, row.is_unanswerable))
     return tuple(sorted(found, key=lambda one: -one.sure))
 

@@ -111,10 +111,11 @@ def open_dataset(
         streams.append(stream)
     if not streams:
         why = next(iter(missing.values()), "the annotations name none")
-        why = (
-            f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}"
+        raise SourceNotFound(
+            f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: "
+            f"{why}",
+            hint="lay it out as its authors publish it, below --data-root",
         )
-        raise SourceNotFound(why, hint="lay it out as its authors publish it, below --data-root")
     return OpenDataset(streams, missing, +notes)
 
 

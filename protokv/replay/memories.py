@@ -77,11 +77,11 @@ def vary_memory_settings(
     for variation in variations:
         names = {variant.config.name for variant in found}
         if variation.memory is not None and variation.memory not in names:
-            why = (
+            raise ConfigError(
                 f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not "
-                "compared"
+                "compared",
+                hint=f"memories: {', '.join(sorted(names))}",
             )
-            raise ConfigError(why, hint=f"memories: {', '.join(sorted(names))}")
         found = [new for variant in found for new in _vary(variant, variation)]
     return found
 

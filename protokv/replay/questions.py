@@ -94,8 +94,10 @@ def _parse(line: bytes, where: str, number: int) -> tuple[str | None, ReplayQues
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = 'one object per line: {"question": "...", "answer": "...", "ask_s": 95}'
-        raise ConfigError(f"{where}: {error}", hint=hint) from error
+        raise ConfigError(
+            f"{where}: {error}",
+            hint='one object per line: {"question": "...", "answer": "...", "ask_s": 95}',
+        ) from error
     check_question_text(row.question, f"{where}: the question")
     time = row.ask_s if row.evidence_s is None else row.evidence_s
     if time is None or not row.answer.strip():

@@ -90,8 +90,10 @@ def open_replay_videos(
     }
     for video, question in load_questions(questions):
         if video is None and len(own) > 1:
-            why = f"question {question.id} names no video, and there are {len(own)}"
-            raise ConfigError(why, hint='add "video": "NAME" to its row')
+            raise ConfigError(
+                f"question {question.id} names no video, and there are {len(own)}",
+                hint='add "video": "NAME" to its row',
+            )
         if video is not None and video not in by_name:
             raise ConfigError(
                 f"question {question.id} is about {video}, which is none of the sources"

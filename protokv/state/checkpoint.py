@@ -46,9 +46,9 @@ def read_state_memory_config(header: StateHeader) -> MemoryConfig:
     except ConfigError as error:
         kind = header.memory.get("kind")
         if isinstance(kind, str) and kind not in MEMORIES:
-            why = f"the state is of the memory {escape_text(kind)}, which is not known here"
             raise StateMismatch(
-                why, hint=f"if it is yours, export {MEMORY_VARIABLE}=MODULE:CLASS"
+                f"the state is of the memory {escape_text(kind)}, which is not known here",
+                hint=f"if it is yours, export {MEMORY_VARIABLE}=MODULE:CLASS",
             ) from error
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 

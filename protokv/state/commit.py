@@ -201,11 +201,11 @@ def lock(path: StatePath) -> Iterator[bool]:
         try:
             found.acquire()
         except Timeout:
-            why = f"the state {os.fspath(path)} is being written by another writer"
-            hint = (
-                "wait for it or write elsewhere; query and inspect read its last commit meanwhile"
-            )
-            raise StateLocked(why, hint=hint) from None
+            raise StateLocked(
+                f"the state {os.fspath(path)} is being written by another writer",
+                hint="wait for it or write elsewhere; query and inspect read its last commit "
+                "meanwhile",
+            ) from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -286,5 +286,7 @@ def _explain_read_error(where: str, error: Exception) -> StateError:
 
 def make_state_not_found(path: StatePath) -> StateNotFound:
     """Return the error of a state that does not exist."""
-    hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
-    return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)
+    return StateNotFound(
+        f"no state at {os.fspath(path)}",
+        hint="check the spelling; `protokv ingest VIDEO -o STATE` makes one",
+    )

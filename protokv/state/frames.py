@@ -40,11 +40,15 @@ def find_state_videos(header: StateHeader, places: Sequence[Path]) -> StateVideo
             (file for place in places for file in (place, place / one.name) if file.is_file()), None
         )
         if path is None:
-            why = f"the video {escape_text(one.name)} of this state is not at hand"
-            raise SourceNotFound(why, hint="name the file, or the folder it is in, with --video")
+            raise SourceNotFound(
+                f"the video {escape_text(one.name)} of this state is not at hand",
+                hint="name the file, or the folder it is in, with --video",
+            )
         if fingerprint_video_file(path) != one.digest:
-            why = f"{path} is not the video that this state watched, or has changed since"
-            raise StateMismatch(why, hint="name the one that it watched with --video")
+            raise StateMismatch(
+                f"{path} is not the video that this state watched, or has changed since",
+                hint="name the one that it watched with --video",
+            )
         found.append((one, path))
     return found
 

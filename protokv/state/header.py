@@ -95,11 +95,11 @@ class StateHeader:
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if type(version) is int and version > FORMAT_VERSION:
-            why = (
+            raise StateMismatch(
                 f"format_version: this version reads {FORMAT_VERSION}, the state has "
-                f"{escape_text(version)}"
+                f"{escape_text(version)}",
+                hint="upgrade protokv",
             )
-            raise StateMismatch(why, hint="upgrade protokv")
         try:
             return msgspec.convert(data, StateHeader)
         except msgspec.ValidationError as error:

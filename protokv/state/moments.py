@@ -60,11 +60,15 @@ def list_instants(text: str, now: float) -> list[float]:
                 if one.tzinfo or datetime.fromtimestamp(at) == one:
                     found.add(at)
     except (ValueError, OverflowError, OSError):
-        why = f"expected a time of day or a date, got {text!r}"
-        raise ConfigError(why, hint="for example 14:05 or 2026-11-21T14:05") from None
+        raise ConfigError(
+            f"expected a time of day or a date, got {text!r}",
+            hint="for example 14:05 or 2026-11-21T14:05",
+        ) from None
     if not found:
-        why = f"there was no {text} here: the clocks went forward"
-        raise ConfigError(why, hint="name another time, or a zone, such as ...T02:30+01:00")
+        raise ConfigError(
+            f"there was no {text} here: the clocks went forward",
+            hint="name another time, or a zone, such as ...T02:30+01:00",
+        )
     return sorted((at for at in found if at <= now or not is_time), reverse=True)
 
 
@@ -98,8 +102,10 @@ def find_stream_moment(text: str, reader: StateReader, now: float) -> StreamMome
     is_date = bool(_DATE.fullmatch(given))
     clocks = reader.wall_clocks if is_date or _TIME_OF_DAY.fullmatch(given) else []
     if is_date and not clocks:
-        why = f"{reader.path} is of a video, which has no date"
-        raise ConfigError(why, hint="use a time of the video, such as 12m")
+        raise ConfigError(
+            f"{reader.path} is of a video, which has no date",
+            hint="use a time of the video, such as 12m",
+        )
     if not clocks:
         return StreamMoment(parse_duration(given))
     wanted = parse_instant(given, now)

@@ -121,12 +121,10 @@ def _find_commit(store: StateStore, at_s: float) -> str | None:
     commits = _list_commits(store)
     fit = [at for time_s, at in commits if time_s <= at_s + _ROUNDING_S]
     if not fit:
-        why = (
-            f"{store.path} has no commit at or before {at_s:g} s; the first of {len(commits)} is "
-            f"at {commits[0][0]:g} s"
-        )
         raise StateNotFound(
-            why, hint="`protokv ingest --every 30s --keep 20` keeps earlier commits"
+            f"{store.path} has no commit at or before {at_s:g} s; the first of {len(commits)} is "
+            f"at {commits[0][0]:g} s",
+            hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
         )
     return fit[-1]
 

@@ -117,11 +117,15 @@ class StateStore:
             refused = f"cannot write the state {self.path}"
             target.parent.mkdir(parents=True, exist_ok=True)
             if not os.access(target.parent, os.W_OK):
-                why = f"{refused}: {Path(self.path).parent} is read-only"
-                raise StateError(why, hint="choose a folder that you may write to")
+                raise StateError(
+                    f"{refused}: {Path(self.path).parent} is read-only",
+                    hint="choose a folder that you may write to",
+                )
             if os.path.lexists(target) and self.form.is_foreign(target):
-                why = f"{refused}: what is there is no {self.form.suffix} of ours"
-                raise StateError(why, hint="choose another name")
+                raise StateError(
+                    f"{refused}: what is there is no {self.form.suffix} of ours",
+                    hint="choose another name",
+                )
 
     def __enter__(self) -> Self:
         """Take the right to write, without waiting. StateError as `check_target`; StateLocked if
@@ -310,12 +314,11 @@ class _BucketStore(StateStore):
                 try:
                     put = self._bucket.put(self._key, path, mode=self._mode, use_multipart=False)
                 except (AlreadyExistsError, PreconditionError) as error:
-                    why = f"the state {self._address} was committed to by another writer meanwhile"
-                    hint = (
-                        "it is not overwritten; continue from the state that is there now, or "
-                        "write elsewhere"
-                    )
-                    raise StateLocked(why, hint=hint) from error
+                    raise StateLocked(
+                        f"the state {self._address} was committed to by another writer meanwhile",
+                        hint="it is not overwritten; continue from the state that is there now, or "
+                        "write elsewhere",
+                    ) from error
             self._mode = _condition(put)
 
     def look(self, read: Callable[[StoredState], _T], at: str | None = None) -> _T:
@@ -416,17 +419,17 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
         from protokv.video.address import VIDEO_SUFFIXES
 
         if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
-            watch = (
-                f"watch it first: protokv ingest {path}; it writes "
-                f"{PurePath(path).stem}{_DEFAULT_SUFFIX}"
+            raise UnknownForm(
+                f"{path} is a video, not a state",
+                hint=f"watch it first: protokv ingest {path}; it writes "
+                f"{PurePath(path).stem}{_DEFAULT_SUFFIX}",
             )
-            raise UnknownForm(f"{path} is a video, not a state", hint=watch)
         suffix = _DEFAULT_SUFFIX
     known = {name: one for name, one in STATE_FORMS.items() if not (outside and one.is_folder)}
     if suffix not in known:
-        why = f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}"
         raise UnknownForm(
-            why, hint=did_you_mean(PurePath(path).suffix, known) or "choose another name"
+            f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}",
+            hint=did_you_mean(PurePath(path).suffix, known) or "choose another name",
         )
     try:
         return (
@@ -445,8 +448,10 @@ def refuse_input_as_target(target: StatePath, *inputs: object) -> None:
     for one in inputs:
         with suppress(OSError, ValueError):
             if isinstance(one, str | os.PathLike) and Path(target).samefile(one):
-                what = f"{os.fspath(target)} is what is read, and would be written over"
-                raise ConfigError(what, hint="name another file with -o")
+                raise ConfigError(
+                    f"{os.fspath(target)} is what is read, and would be written over",
+                    hint="name another file with -o",
+                )
 
 
 def check_state_replaceable(target: StatePath, state: StateHeader) -> None:

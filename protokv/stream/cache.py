@@ -114,10 +114,11 @@ class Cache(StreamCache):
         check_sampled_fps(self._rate)
         self._sink = sink
         config = choose_memory(memory, budget, settings)
-        self._open(Stream(held, config, held.new_cache(), self._make_clock(held)))
+        self._start(held, config)
 
-    def _make_clock(self, held: HeldModel) -> StreamClock:
-        return StreamClock(0, 0.0, 0, 0, self._rate, held.frames_per_step)
+    def _start(self, held: HeldModel, config: MemoryConfig) -> None:
+        clock = StreamClock(0, 0.0, 0, 0, self._rate, held.frames_per_step)
+        self._open(Stream(held, config, held.new_cache(), clock))
 
     def _open(self, stream: Stream) -> None:
         """Hold the layers of a stream. ConfigError: no cache serves its memory or its attention."""
@@ -138,8 +139,7 @@ class Cache(StreamCache):
 
     def reset(self) -> None:
         """Forget everything: the stream begins anew."""
-        held = self.decoder
-        self._open(Stream(held, self.config, held.new_cache(), self._make_clock(held)))
+        self._start(self.decoder, self.config)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, of those since the last commit; ValueError if there are not so
@@ -231,8 +231,9 @@ class Cache(StreamCache):
             start_s = clock.next_start_s if time_s is None else time_s
             tokens = StepTokens(keys.new_empty(T - first, 0), (1, T - first))
             after = clock.after(start_s, T - first, highest)
-            step = PositionedStep(tokens, positions[first:], coordinates[first:], (highest,), after)
-            steps.append(step)
+            steps = [
+                PositionedStep(tokens, positions[first:], coordinates[first:], (highest,), after)
+            ]
         self.settle()
         stream.outside |= self.decoder.position_components > 1
         stream.commit(steps, keys[:, :, first:], values[:, :, first:], self)
@@ -340,9 +341,10 @@ class Cache(StreamCache):
         """
         if isinstance(inputs, str):
             if self._backbone is None:
-                why = "the cache has not watched, so it knows no prompt for a text"
-                hint = "protokv.Cache.load(path, model, processor) does, or give inputs of ids"
-                raise ConfigError(why, hint=hint)
+                raise ConfigError(
+                    "the cache has not watched, so it knows no prompt for a text",
+                    hint="protokv.Cache.load(path, model, processor) does, or give inputs of ids",
+                )
             inputs = {"input_ids": make_ids(self._backbone, self._backbone.suffix_ids(inputs))}
         ids = _admit(inputs).get("input_ids")
         if ids is None:
@@ -414,8 +416,10 @@ class Cache(StreamCache):
             if kept:
                 super().reset()
                 self._positions = []
-                why = "a forward failed, and other layers cannot forget a part of a step"
-                raise ConfigError(why, hint="forward all of the step again")
+                raise ConfigError(
+                    "a forward failed, and other layers cannot forget a part of a step",
+                    hint="forward all of the step again",
+                )
         return True
 
     def note(self, T: int) -> None:
@@ -428,8 +432,10 @@ class Cache(StreamCache):
         start = self.seen + self.memory_layers[0].length
         mask = self._mask
         if mask is not None and mask.shape[1] != start + T:
-            why = "the attention_mask is not of all tokens so far and the new ones"
-            raise ConfigError(why, hint="ask each question with its own cache.question(inputs)")
+            raise ConfigError(
+                "the attention_mask is not of all tokens so far and the new ones",
+                hint="ask each question with its own cache.question(inputs)",
+            )
         if mask is not None and T > 1:
             _refuse_hidden(mask)
         positions = self._expected
@@ -459,9 +465,9 @@ class Cache(StreamCache):
 
 def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(inputs, Mapping) or not {"input_ids", "inputs_embeds"} & set(inputs):
-        why = f"expected inputs of the model by name, with input_ids, got {type(inputs).__name__}"
         raise ConfigError(
-            why, hint="give what a processor returns: processor(text=..., return_tensors='pt')"
+            f"expected inputs of the model by name, with input_ids, got {type(inputs).__name__}",
+            hint="give what a processor returns: processor(text=..., return_tensors='pt')",
         )
     if isinstance(mask := inputs.get("attention_mask"), Tensor):
         _refuse_hidden(mask)

@@ -64,8 +64,10 @@ def find_evidence(session: SessionView, reading: QuestionLogits) -> Evidence:
     cannot tell places.
     """
     if session.outside:
-        why = "a protokv.Cache placed the tokens of this state, at positions that tell no time"
-        raise ConfigError(why, hint="ask without evidence")
+        raise ConfigError(
+            "a protokv.Cache placed the tokens of this state, at positions that tell no time",
+            hint="ask without evidence",
+        )
     backbone = session.backbone
     clock = session.clock
     context = reading.cache.context

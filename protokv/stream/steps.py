@@ -43,9 +43,11 @@ def read_prompt(model: Any, processor: Any) -> TransformersBackbone:
     found = wrap_model(model, processor)
     own = getattr(type(found), "name_pixels", TransformersBackbone.name_pixels)
     if not isinstance(found, TransformersBackbone) or own is TransformersBackbone.name_pixels:
-        why = f"nothing is known of how {type(model).__name__} is told the times of steps"
-        hint = "use protokv.watching(model, processor), or cache.step(inputs) with your own prompt"
-        raise ConfigError(why, hint=hint)
+        raise ConfigError(
+            f"nothing is known of how {type(model).__name__} is told the times of steps",
+            hint="use protokv.watching(model, processor), or cache.step(inputs) with your own "
+            "prompt",
+        )
     return found
 
 
@@ -63,8 +65,9 @@ def yield_steps(
         _require_forwarded(cache)
         cache.commit(prefix=True)
     elif cache.stream.sink_tokens != len(prefix):
-        why = "the cache did not begin with the prompt of the model"
-        raise ConfigError(why, hint="watch with a new cache")
+        raise ConfigError(
+            "the cache did not begin with the prompt of the model", hint="watch with a new cache"
+        )
     for images, start_s in _pair_frames(cache.stream, frames, times):
         inputs, tokens = _make_step(cache.stream, backbone, images, start_s)
         yield cache.step(inputs)
@@ -84,8 +87,10 @@ def _pair_frames(
     waiting = PushedFrameBuffer(stream.clock.stream_time_s)
     for frame, time_s in zip_longest(frames, times):
         if frame is None or time_s is None:
-            why = "there are not as many times as frames"
-            raise ConfigError(why, hint="give the time of each frame, in seconds")
+            raise ConfigError(
+                "there are not as many times as frames",
+                hint="give the time of each frame, in seconds",
+            )
         if step := waiting.add(frame, time_s, stream.clock):
             yield step
     if step := waiting.finish(stream.clock):
@@ -124,5 +129,7 @@ def _make_step(
 
 def _require_forwarded(cache: _Cache) -> None:
     if not cache.length:
-        why = "the inputs of a step were not forwarded"
-        raise ConfigError(why, hint="call model(**inputs) in the loop, and leave commit() to it")
+        raise ConfigError(
+            "the inputs of a step were not forwarded",
+            hint="call model(**inputs) in the loop, and leave commit() to it",
+        )

@@ -92,8 +92,10 @@ def check_source_address(source: str) -> None:
     rest = source.partition("://")[2]
     begin = _AUTHORITY.match(rest)
     if begin is not None and "@" in rest[begin.end() :] and not _HOST.fullmatch(begin[0]):
-        why = f"the password in {redact_source(source)} has a /, ? or # in it as it stands"
-        raise ConfigError(why, hint="write / as %2F, ? as %3F, # as %23 and @ as %40")
+        raise ConfigError(
+            f"the password in {redact_source(source)} has a /, ? or # in it as it stands",
+            hint="write / as %2F, ? as %3F, # as %23 and @ as %40",
+        )
 
 
 def name_source(source: str) -> str:

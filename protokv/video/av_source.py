@@ -330,5 +330,7 @@ class AVSource(Source):
 
     def _unreadable(self, error: Exception) -> SourceUnreadable:
         name = address.redact_source(self.source)
-        why = f"{name} cannot be read: {explain_ffmpeg_error(error)}"
-        return SourceUnreadable(why, hint="the file is damaged; copy or repair it")
+        return SourceUnreadable(
+            f"{name} cannot be read: {explain_ffmpeg_error(error)}",
+            hint="the file is damaged; copy or repair it",
+        )

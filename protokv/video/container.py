@@ -312,9 +312,9 @@ def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
         )
     if head[4:8] == b"ftyp":
         return make_mp4_index_error(name)
-    why = f"{name} is not a video: FFmpeg knows no format that begins like it"
     return SourceUnreadable(
-        why, hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE"
+        f"{name} is not a video: FFmpeg knows no format that begins like it",
+        hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
     )
 
 

@@ -99,11 +99,10 @@ def choose_video_stream(
     """
     streams = [one for one in container.streams.video if one.codec_context is not None]
     if any(one.disposition & _TILE for one in streams):
-        why = (
-            f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together"
-        )
         raise SourceUnreadable(
-            why, hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`"
+            f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put "
+            "together",
+            hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`",
         )
     streams = [
         one
@@ -112,8 +111,10 @@ def choose_video_stream(
     ]
     if not streams:
         kinds = sorted({str(one.type) for one in container.streams}) or ["nothing"]
-        why = f"expected a video stream in {name}, found {', '.join(kinds)}"
-        raise SourceUnreadable(why, hint="name a file that has pictures")
+        raise SourceUnreadable(
+            f"expected a video stream in {name}, found {', '.join(kinds)}",
+            hint="name a file that has pictures",
+        )
     best = container.streams.best("video")
 
     def rank(one: Any) -> tuple[bool, bool, int, bool]:
@@ -145,11 +146,9 @@ def choose_video_stream(
 def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
     # Decoders fill whole blocks.
     pixels = -(-width // 64) * 64 * -(-height // 32) * 32
-    why = (
-        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}"
-    )
     return SourceUnreadable(
-        why, hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down"
+        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
+        hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down",
     )
 
 
@@ -188,8 +187,10 @@ def probe_stream(
             seen and seen[0].has_sidedata("encryption_info")
         ):
             # decoders make noise of it
-            why = f"{name} is encrypted: it has digital rights management"
-            raise SourceUnreadable(why, hint="name a copy that is not encrypted")
+            raise SourceUnreadable(
+                f"{name} is encrypted: it has digital rights management",
+                hint="name a copy that is not encrypted",
+            )
         try:
             first = next(iter(context.decode(packet)), None) if seen else None
         except Exception:  # PyAV raises more than its own errors on a damaged file
@@ -254,14 +255,12 @@ def _refuse_undecodable(
         width, height = picture.size
         if width * height > max_pixels:
             return _refuse_size(name, width, height, max_pixels)
-    why = (
+    return SourceUnreadable(
         f"no frame of {name} can be decoded (container {container.format.name}, codec "
-        f"{context.name})"
+        f"{context.name})",
+        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may "
+        "repair it",
     )
-    hint = (
-        "the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it"
-    )
-    return SourceUnreadable(why, hint=hint)
 
 
 def _read_orientation(frame: Any) -> tuple[int, bool, int]:

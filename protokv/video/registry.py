@@ -107,9 +107,9 @@ def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Sour
         raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
     except OSError as error:
         folder.cleanup()
-        why = f"cannot copy {address} to {path.parent}: {error.strerror or error}"
         raise SourceUnreadable(
-            why, hint="make room there, or name another folder with TMPDIR"
+            f"cannot copy {address} to {path.parent}: {error.strerror or error}",
+            hint="make room there, or name another folder with TMPDIR",
         ) from error
     source.info = replace(source.info, kind=address.partition("://")[0], fingerprint=digest)
     source.copy = folder

@@ -277,8 +277,10 @@ class SourceSlice(Source):
                 f"a part of {duration_s:g} s holds nothing", hint="use a --duration above 0"
             )
         if info.duration_s is not None and start_s >= info.duration_s:
-            why = f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s"
-            raise ConfigError(why, hint="use an earlier --start")
+            raise ConfigError(
+                f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s",
+                hint="use an earlier --start",
+            )
         name = f"{info.name} from {start_s:g} s"
         part = f"{info.fingerprint}@{start_s:.6f}+"
         if duration_s is not None:

@@ -152,19 +152,16 @@ def check_memory_takes_words(backbone: Any, config: Any) -> None:
     move time alone, and a prototype does not tell after which words its tokens stood.
     """
     if config != config.with_words(True):
-        why = (
-            f"words: this stream began without words, and {config.name} keeps them apart from "
-            "pictures from the start"
-        )
-        hint = (
-            "start another state for it, with --set words=true if words come later, or use "
-            "--subtitles off"
-        )
-        raise ConfigError(why, hint=hint)
-    if config.positions == "compact" and len(backbone.moving) < backbone.position_components:
-        why = f"positions: {backbone.identity.name} cannot show words at compact positions"
         raise ConfigError(
-            why, hint="use --set positions=stream, or leave the words out with --subtitles off"
+            f"words: this stream began without words, and {config.name} keeps them apart from "
+            "pictures from the start",
+            hint="start another state for it, with --set words=true if words come later, or use "
+            "--subtitles off",
+        )
+    if config.positions == "compact" and len(backbone.moving) < backbone.position_components:
+        raise ConfigError(
+            f"positions: {backbone.identity.name} cannot show words at compact positions",
+            hint="use --set positions=stream, or leave the words out with --subtitles off",
         )
 
 

@@ -63,8 +63,10 @@ class ResidualStats(StateTensors):
         G = config.subquantizers
         D = shape.head_size
         if D % G:
-            why = f"subquantizers: {G} parts do not divide the head size {D} of this model"
-            raise ConfigError(why, hint="choose a divisor of the head size, or turn residual off")
+            raise ConfigError(
+                f"subquantizers: {G} parts do not divide the head size {D} of this model",
+                hint="choose a divisor of the head size, or turn residual off",
+            )
         self._config = config
         self._size = (shape.layers, shape.kv_heads, prototypes, D)
         state = {

@@ -94,9 +94,10 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
         )
     found = find_dataset_file(root, names)
     if found is None:
-        why = f"{root} holds no annotations of {benchmark}: expected {' or '.join(names)}"
-        hint = "get it from its authors, and lay it out as they publish it"
-        raise SourceNotFound(why, hint=hint)
+        raise SourceNotFound(
+            f"{root} holds no annotations of {benchmark}: expected {' or '.join(names)}",
+            hint="get it from its authors, and lay it out as they publish it",
+        )
     return found
 
 
