@@ -39,7 +39,8 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
         except OSError:
             # The lowest free descriptor is the one that is closed.
             os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
+            opened = os.fdopen(number, "w" if number else "r", encoding="utf-8")
+            setattr(sys, name, opened)
     for stream in (sys.stdout, sys.stderr):
         # A name may have characters that the encoding of a terminal or a pipe has not.
         if isinstance(stream, TextIOWrapper):

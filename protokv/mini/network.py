@@ -170,4 +170,6 @@ def _axial_angles(
     half = size // 2
     frequency = 1.0 / (theta ** (torch.arange(0, half, 2, dtype=torch.float) / half))
     angle = (places[..., None].float() * frequency).flatten(1)[:, None, None]
-    return tuple(torch.cat((part, part), -1).to(device) for part in (angle.cos(), angle.sin()))  # type: ignore[return-value]
+    cos = angle.cos()
+    sin = angle.sin()
+    return torch.cat((cos, cos), -1).to(device), torch.cat((sin, sin), -1).to(device)

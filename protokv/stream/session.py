@@ -204,10 +204,8 @@ class Session(PictureTaker):
         `torch.inference_mode()`.
         """
         if self.outside:
-            raise ConfigError(
-                "a protokv.Cache placed the tokens of this state, and a session cannot go on",
-                hint="protokv.Cache.load(path, model) does, or make a new state",
-            )
+            why = "a protokv.Cache placed the tokens of this state, and a session cannot go on"
+            raise ConfigError(why, hint="protokv.Cache.load(path, model) does, or make a new state")
         if not self.clock.steps:
             self.settle(self.config.for_step(len(steps[0]) - steps[0].words))
         clock = self.clock

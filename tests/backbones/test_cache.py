@@ -361,7 +361,7 @@ def test_the_mode_of_a_forward_may_change(qwen: Any, mode: Any) -> None:
         qwen(**cache.step({"input_ids": ids}))
         cache.commit()
     watch(qwen, cache, texts(8))
-    assert not any(tensor.requires_grad for tensor in cache.memory.tensors().values())  # type: ignore[union-attr]
+    assert not any(tensor.requires_grad for tensor in cache.stream.memory.tensors().values())
 
 
 def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:

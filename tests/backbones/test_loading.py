@@ -293,7 +293,8 @@ def test_quantisation_and_device_map_reach_transformers(
 def test_quantisation_leaves_tower_head_and_odd_sizes(
     folder: Path, asked: dict[str, Any], quantization: str
 ) -> None:
-    model = load_backbone(str(folder), device="cpu", quantization=quantization)._text  # type: ignore[attr-defined]
+    backbone: Any = load_backbone(str(folder), device="cpu", quantization=quantization)
+    model = backbone._text
     skipped = set(asked["quantization_config"].llm_int8_skip_modules)
     text = {
         name.removeprefix("model.language_model.") for name in skipped if "language_model" in name

@@ -258,4 +258,5 @@ def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_p
         path = tmp_path / f"{stop_after}.safetensors"
         run(path, Mixed(1, 12), stop_after=stop_after)
         run(path, Mixed(1, 12))
-        assert StateReader.open(path).header.source["decoders"] == {"decord": 6, "pyav": 6}  # type: ignore[index]
+        source: Any = StateReader.open(path).header.source
+        assert source["decoders"] == {"decord": 6, "pyav": 6}

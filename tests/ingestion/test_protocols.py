@@ -100,8 +100,12 @@ def test_a_camera_that_comes_back_from_0_goes_on(
         )
 
     start_camera(**camera)
-    again = lambda event: start_camera(**camera) if isinstance(event, SourceLost) else None  # noqa: E731
-    events = watch(address, path, recovered, again, input={"rtsp_flags": "listen"})
+
+    def begin_again(event: Any) -> None:
+        if isinstance(event, SourceLost):
+            start_camera(**camera)
+
+    events = watch(address, path, recovered, begin_again, input={"rtsp_flags": "listen"})
     kinds = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
     assert kinds == [SourceLost, SourceRecovered]
     times = [one.stream_time_s for one in events if isinstance(one, IngestProgress)]

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(
 
 def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Backbone) -> None:
     session = watched(tiny, PaperConfig(budget=400), range(3))
-    how = {"turns": [("who ?", "star")], "evidence": True}
+    how: dict[str, Any] = {"turns": [("who ?", "star")], "evidence": True}
     choices = ("red star", "blue", "two")
     firsts = [tiny.encode(one)[0] for one in choices]
     asked = session.choose(QUESTION, choices, **how)
@@ -153,14 +154,15 @@ def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Bac
         (session.ask(QUESTION, Decoding(choices=choices)), ()),
         (asked, how["turns"]),
     ):
-        logits = session.read_question(tiny.suffix_ids(QUESTION, turns)).logits[-1]  # type: ignore[arg-type]
+        logits = session.read_question(tiny.suffix_ids(QUESTION, turns)).logits[-1]
         expected = logits[firsts].softmax(0)
-        assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-5)  # type: ignore[union-attr]
+        assert answer.probabilities is not None
+        assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-5)
         assert (answer.text, answer.tokens) == (choices[int(expected.argmax())], 0)
         assert answer.mean_logprob == pytest.approx(
             float(logits.log_softmax(0)[firsts].max()), rel=1e-5
         )
-    assert asked.evidence == session.ask(QUESTION, **how).evidence  # type: ignore[arg-type]
+    assert asked.evidence == session.ask(QUESTION, **how).evidence
 
 
 def test_a_choice_counts_in_any_spelling_and_choices_that_begin_alike_are_refused() -> None:

@@ -275,10 +275,10 @@ def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix: str, tmp_path: 
 
 # An AVIF picture of 128 x 64 in two tiles.
 GRID = (
-    b"c-muNV30{GsVqn=%S>Yc0uY^>nP!-qnF!=FhUKP~Br-sNVn#|%5tPkPkeOV<fCl&qGD~v7EJh%9$jr%41~FV17?^<~j8Jh9;9y{asbj1"
-    b"H(keg|F#bFstqjDznVETDCxPWeft*w(sG9Vm%oGL`K_-yP4Gd8QnGu3AnMJ8-P|F2UGIP^`#xMaP$mpcZf}#Q-ZIfA$oDZZ$GK&jRp=u"
-    b"jI9zhdxfMTA+GDGJ^1|E=@TxLNoES!LzWdxee#MI2d3?hIwW~L;TfSuj|*6E)M<a2R>+`ayPZ@dAAk(dC(E+!5IM@CTCOud+WN@rX4wj"
-    b">7>HKHhL&Rwj1Jo6scX8<ArN9_"
+    b"c-muNV30{GsVqn=%S>Yc0uY^>nP!-qnF!=FhUKP~Br-sNVn#|%5tPkPkeOV<fCl&qGD~v7EJh%9$jr%41~FV17?^<~"
+    b"j8Jh9;9y{asbj1H(keg|F#bFstqjDznVETDCxPWeft*w(sG9Vm%oGL`K_-yP4Gd8QnGu3AnMJ8-P|F2UGIP^`#xMaP"
+    b"$mpcZf}#Q-ZIfA$oDZZ$GK&jRp=ujI9zhdxfMTA+GDGJ^1|E=@TxLNoES!LzWdxee#MI2d3?hIwW~L;TfSuj|*6E)M"
+    b"<a2R>+`ayPZ@dAAk(dC(E+!5IM@CTCOud+WN@rX4wj>7>HKHhL&Rwj1Jo6scX8<ArN9_"
 )
 
 

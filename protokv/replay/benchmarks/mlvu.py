@@ -32,12 +32,13 @@ from protokv.replay.benchmarks.files import (
 )
 from protokv.replay.questions import ReplayQuestion
 
-_PROMPT = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
+_PROMPT = """Carefully watch this video and pay attention to every detail. Based on your \
+observations, select the best option that accurately addresses the question.
 Question: {question}
 Options:
 {options}
 Only give the best option.
-Best Option: ("""  # noqa: E501
+Best Option: ("""
 
 _NO_LETTER = "@"
 """The answer where no candidate is right."""

@@ -70,10 +70,11 @@ _CLUE = """
 You're responsible of answering questions based on the video content. 
 The following question are relevant to the latest frames, i.e. the end of the video.
 {question}
-Decide whether existing visual content, especially latest frames, i.e. frames that near the end of the video, provide enough information for answering the question.
+Decide whether existing visual content, especially latest frames, i.e. frames that near the \
+end of the video, provide enough information for answering the question.
 Answer only with “Yes” or “No”.
 Do not include any additional text or explanation in your response.
-"""  # noqa: E501
+"""
 
 
 class OvoBench(Benchmark):

@@ -27,14 +27,18 @@ from protokv.replay.benchmarks.files import (
 )
 from protokv.replay.questions import ReplayQuestion
 
-_PROMPT = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
+_PROMPT = """You are an advanced video question-answering AI assistant. You have been \
+provided with some frames from the video and a multiple-choice question related to the video. \
+Your task is to carefully analyze the video and provide the best answer to question, choosing \
+from the four options provided. Respond with only the letter (A, B, C, or D) of \
+the correct option.
 
 Question: {question}
 
 Options:
 {options}
 
-The best option is:"""  # noqa: E501
+The best option is:"""
 
 _TASKS = (
     "Object Recognition",

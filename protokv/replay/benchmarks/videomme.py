@@ -28,10 +28,11 @@ from protokv.replay.benchmarks.base import (
 from protokv.replay.benchmarks.files import find_annotations, list_choices, read_annotations
 from protokv.replay.questions import ReplayQuestion
 
-_PROMPT = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
+_PROMPT = """Select the best answer to the following multiple-choice question based on the video. \
+Respond with only the letter (A, B, C, or D) of the correct option.
 {question}
 {options}
-The best answer is:"""  # noqa: E501
+The best answer is:"""
 
 _DURATIONS = ("short", "medium", "long")
 

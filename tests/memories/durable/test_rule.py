@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -62,10 +63,14 @@ class Watched(DurableRule):
             weighed = torch.tensor(weigh(weights.tolist(), *counts))
         chosen: list[Tensor] = []
         # Rows that are no candidates stay as they are.
-        candidates = self._candidates
-        self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[method-assign]
-        changed = super().absorb_(tokens, step, numbers)
-        del self._candidates
+        find = self._candidates
+
+        def note(*given: Any) -> Tensor:
+            chosen.append(find(*given))
+            return chosen[-1]
+
+        with patch.object(self, "_candidates", note):
+            changed = super().absorb_(tokens, step, numbers)
         after, (B, K, _), signs = (
             self._points(),
             self._size,
