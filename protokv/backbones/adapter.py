@@ -6,7 +6,7 @@ several components.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -34,7 +34,7 @@ from protokv.core.context import Context
 from protokv.core.layers import LayerKind, declare_layer_tensors
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.tensors import TensorSpec
+from protokv.core.tensors import Specs, TensorDict, Tensors
 from protokv.device.arrays import concat_rows
 from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
@@ -195,7 +195,7 @@ class TransformersBackbone(Backbone):
         return config.num_key_value_heads, size
 
     @cached_property
-    def _layer_specs(self) -> tuple[TensorSpec, ...]:
+    def _layer_specs(self) -> Specs:
         """What layers hold that a memory does not serve: read off after a few tokens were
         forwarded.
         """
@@ -206,9 +206,7 @@ class TransformersBackbone(Backbone):
             self.forward(self.embed_text([0] * 4), self.text_positions(0, 4), cache)
         return declare_layer_tensors(cache.tensors())
 
-    def new_cache(
-        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
-    ) -> StreamCache:
+    def new_cache(self, held: Tensors | None = None, seen: int | None = None) -> StreamCache:
         """Return the layers of the model before the first token, or with what `TokenCache.tensors`
         returned.
         """
@@ -431,7 +429,7 @@ class TransformersBackbone(Backbone):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _inputs(self, embeddings: Tensor) -> dict[str, Tensor]:
+    def _inputs(self, embeddings: Tensor) -> TensorDict:
         """Return embeddings `[T, E]` as arguments of the language model."""
         if not self._id_size:
             return {"inputs_embeds": embeddings[None]}

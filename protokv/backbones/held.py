@@ -6,7 +6,6 @@ weights does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from inspect import signature
 from typing import Any, Final
 from weakref import WeakValueDictionary, finalize
@@ -21,6 +20,7 @@ from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCa
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import StreamModel
 from protokv.core.modes import plain_tensors
+from protokv.core.tensors import Tensors
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.machine import is_out_of_memory
 
@@ -131,9 +131,7 @@ class HeldModel(LanguageDecoder, StreamModel):
                 hint="use a model whose attention is a function of transformers",
             )
 
-    def new_cache(
-        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
-    ) -> StreamCache:
+    def new_cache(self, held: Tensors | None = None, seen: int | None = None) -> StreamCache:
         """Return its layers before the first token, or as a state has them after `seen` tokens.
         StateCorrupt: another model left it.
         """

@@ -12,7 +12,7 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any, Final
 from weakref import ref
@@ -29,6 +29,7 @@ from protokv.backbones.decoder import LanguageDecoder
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks, LayerTokenCache, TokenCache
 from protokv.core.context import Context
 from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_window_tensor
+from protokv.core.tensors import TensorDict, Tensors
 from protokv.errors import ConfigError, StateCorrupt
 
 CACHE_ARGUMENT: Final = (
@@ -260,7 +261,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self.masks = AttentionMasks()
         self.seen = 0
         # the tensors that transformers' own layers held when the tokens since then began
-        self._settled: dict[str, Tensor] = {}
+        self._settled: TensorDict = {}
 
     @property
     def memory_layers(self) -> list[StreamCacheLayer]:
@@ -306,7 +307,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         # from here on it stays where it is
         self.key = tuple(one.shape for one in self._settled.values()) or None
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return what layers hold that the memory does not serve; nothing if all have full
         attention.
         """
@@ -316,7 +317,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         return {LAYER_KINDS: kinds} | collect_layer_tensors(self.layers)
 
     def load_layers(
-        self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None
+        self, held: Tensors, devices: Sequence[torch.device], seen: int | None = None
     ) -> None:
         """Take what `tensors` returned, on any device, to the devices of all layers of the model.
 
@@ -374,11 +375,11 @@ def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
     return (LayerKind.SLIDING if name.startswith("sliding") else LayerKind.FULL), True
 
 
-def collect_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
+def collect_layer_tensors(layers: Sequence[Any]) -> TensorDict:
     """Return what transformers' own layers hold, as `protokv.core.layers` names it; keys and values
     `[H, n, D]`.
     """
-    found: dict[str, Tensor] = {}
+    found: TensorDict = {}
     for i, layer in enumerate(layers):
         if isinstance(layer, StreamCacheLayer):
             continue
@@ -394,9 +395,7 @@ def collect_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
     return found
 
 
-def _restore_layers(
-    layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None
-) -> int:
+def _restore_layers(layers: Sequence[Any], tensors: Tensors, seen: int | None = None) -> int:
     """Give transformers' own layers what `collect_layer_tensors` returned; states, which they write
     to, are copied.
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
+from protokv.core.tensors import TensorDict
 from protokv.device import kernels
 from protokv.device.answers import AnswerBuffer
 from protokv.device.arrays import concat_rows
@@ -311,7 +312,7 @@ class TokenCache:
     def take(self, other: Self, tokens: int = 0) -> None:
         """Go on from a settled fork, or `tokens` later."""
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return what layers hold that the memory does not serve, as `protokv.core.layers` names
         it.
         """

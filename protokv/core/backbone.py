@@ -28,6 +28,7 @@ from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
+from protokv.core.tensors import Tensors
 from protokv.device.runs import Runs, ready_for_copy
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
@@ -108,9 +109,7 @@ class StreamModel(ABC):
         """The same angles, without their rounding: they add up at any position."""
         return PreciseRotary(self.rotary, self.position_components)
 
-    def new_cache(
-        self, held: Mapping[str, Tensor] | None = None, seen: int | None = None
-    ) -> TokenCache:
+    def new_cache(self, held: Tensors | None = None, seen: int | None = None) -> TokenCache:
         """Return its layers without a token, or with what `TokenCache.tensors` returned after
         `seen` tokens. StateCorrupt: they lack it.
         """

@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict
 
 _COUNTERS = {
     "opened": "tokens that opened a slot",
@@ -66,7 +66,7 @@ class PrototypeBank(StateTensors):
             setattr(self, self._names[-1], spec.allocate(shape.device))
 
     @classmethod
-    def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare_centers(cls, shape: MemoryShape, prototypes: int) -> Specs:
         """Declare the centres of K prototypes."""
         declare = shape.axes(prototype=prototypes).declare
         dims = "layer kv_head prototype feature"
@@ -77,7 +77,7 @@ class PrototypeBank(StateTensors):
         )
 
     @classmethod
-    def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare(cls, shape: MemoryShape, prototypes: int) -> Specs:
         """Declare a bank of K prototypes."""
         declare = shape.axes(prototype=prototypes).declare
         head = "layer kv_head"
@@ -125,7 +125,7 @@ class PrototypeBank(StateTensors):
             for layer in range(self.mass.shape[0])
         ]
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its part of the state."""
         return {f"bank.{name}": getattr(self, name) for name in self._names}
 
@@ -150,7 +150,7 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
     prototypes_used: int | None = None  # of each head, from the first on; None: any may be in use
 
     @classmethod
-    def declare(cls, config: RuleConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: RuleConfigT, shape: MemoryShape) -> Specs:
         """Declare the rule's own tensors; many rules have none."""
         return ()
 
@@ -179,6 +179,6 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
         `PrototypeBank.centers` returns for these rows.
         """
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its part of the state."""
         return {}

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from protokv.core.backbone import StreamModel
 from protokv.core.layers import LayerKind
@@ -19,7 +17,7 @@ from protokv.core.packing import check_steps, check_tensor_shapes
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, Tensors
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import measure_free_memory
 
@@ -111,7 +109,7 @@ def restore_memory(
     config: MemoryConfig,
     shape: MemoryShape,
     rotary: Rotary,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     steps: int,
 ) -> Memory:
     """Return the memory of these tensors, which a stream of so many `steps` left.

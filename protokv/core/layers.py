@@ -7,15 +7,13 @@ In a state the tensor `layers.kinds` names the kind of each layer, and what laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from protokv.core.sanitize import LARGEST_NUMBER
-from protokv.core.tensors import TensorSpec
+from protokv.core.tensors import Specs, TensorDict, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 LAYER_KINDS: Final = "layers.kinds"
@@ -29,7 +27,7 @@ class LayerKind(IntEnum):
     LINEAR = 2
 
 
-def declare_layer_tensors(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+def declare_layer_tensors(held: Tensors) -> Specs:
     """Declare what layers hold: the kinds, and by the name of a layer `[H, n, D]` of a window, or a
     state.
     """
@@ -68,7 +66,7 @@ def is_window_tensor(name: str) -> bool:
     return name.endswith((".keys", ".values"))
 
 
-def read_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
+def read_layer_kinds(held: Tensors) -> dict[str, Any]:
     """Return the kind of every layer of the model that left this; nothing if all have full
     attention. StateCorrupt.
     """
@@ -87,9 +85,7 @@ def read_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def clean_layer_tensors(
-    held: Mapping[str, Tensor], before: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def clean_layer_tensors(held: Tensors, before: Tensors) -> TensorDict:
     """Return what layers hold without numbers that are not finite; nothing waits for the device."""
     settled = {}
     for name, one in held.items():

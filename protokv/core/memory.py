@@ -8,7 +8,7 @@ session.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic
 
@@ -22,7 +22,14 @@ from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, sum_by_group
+from protokv.core.tensors import (
+    MemoryShape,
+    Specs,
+    StateTensors,
+    TensorDict,
+    Tensors,
+    sum_by_group,
+)
 from protokv.device.runs import Plan, Runs, catch_up
 
 ConfigT = TypeVar("ConfigT", default=Any)
@@ -76,17 +83,17 @@ class Memory(ABC):
         return self.context()
 
     @abstractmethod
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Return the declaration of its state."""
 
     @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return the whole state by name, contiguous. Some tensors are live: copy or write them
         before `append`.
         """
 
     @abstractmethod
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device, into this empty memory.
 
         Its names, shapes and dtypes are checked already (`core.build.restore_memory`).
@@ -130,7 +137,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         self.runs: Runs = Runs(shape.device)
 
     @classmethod
-    def declare(cls, config: ConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: ConfigT, shape: MemoryShape) -> Specs:
         """Return the tensors of its state under these settings; a subclass adds its own. Allocates
         nothing.
         """
@@ -189,21 +196,21 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         key.
         """
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Return the declaration of its state."""
         return self.declare(self._config, self._shape)
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the whole state by name: live tensors, contiguous or not."""
         return {
             name: tensor for part in self.parts() for name, tensor in part.live_tensors().items()
         }
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return the whole state by name, contiguous."""
         return {name: tensor.contiguous() for name, tensor in self.live_tensors().items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Take a state whose form is checked."""
         tensors = restore_unused_slots(tensors, self.specs())
         for part in self.parts():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.device.runs import Plan
 from protokv.errors import StateCorrupt
 
@@ -170,7 +170,7 @@ class NearWindow(StateTensors):
         )
 
     @staticmethod
-    def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
+    def declare(shape: MemoryShape, tokens: int | None) -> Specs:
         """Declare a window of W tokens, or of any number (None)."""
         declare = shape.axes(near_token=tokens, xy=2, field=3).declare
         kv = "layer kv_head near_token feature"
@@ -203,7 +203,7 @@ class NearWindow(StateTensors):
             declare("near.ring", "field", i64, "first slot in use, slots in use, last step seen"),
         )
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its part of the state."""
         held = {f"near.{name}": getattr(self, name) for name in (*_AXES, "step")}
         return held | {"near.ring": torch.tensor([self._start, len(self), self.last_step])}
@@ -212,7 +212,7 @@ class NearWindow(StateTensors):
         """Return the bias of its slots."""
         return {"near": (self._bias,)}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take the state of a window of this size, or of a smaller one that never evicted."""
         W = len(tensors["near.step"])
         start, count, last_step = tensors["near.ring"].tolist()

@@ -9,14 +9,14 @@ nothing, and equal states pack to equal bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.sanitize import LARGEST_NUMBER
-from protokv.core.tensors import SLOTS, TensorSpec
+from protokv.core.tensors import SLOTS, TensorDict, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 # The integer dtype of each element size: comparing as integers tells -0.0 from 0.0 and one NaN from
@@ -24,7 +24,7 @@ from protokv.errors import StateCorrupt
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
+def check_tensor_shapes(found: Tensors, specs: Iterable[TensorSpec]) -> None:
     """Check that a state has the declared names, shapes and dtypes, and numbers as a stream leaves
     them: finite, and at most `LARGEST_NUMBER`.
 
@@ -69,7 +69,7 @@ def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]
         raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
 
 
-def check_steps(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], steps: int) -> None:
+def check_steps(tensors: Tensors, specs: Iterable[TensorSpec], steps: int) -> None:
     """Check that no tensor knows a step that a stream of so many `steps` has not seen.
     StateCorrupt.
     """
@@ -83,19 +83,17 @@ def check_steps(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], step
             raise StateCorrupt(f"state: tensor {spec.name} knows a step after the last one")
 
 
-def split_tensors(tensors: Mapping[str, Tensor], *groups: str) -> list[dict[str, Tensor]]:
+def split_tensors(tensors: Tensors, *groups: str) -> list[TensorDict]:
     """Return the tensors of a state that belong to each of some groups, and the others; all are
     named `GROUP.NAME`.
     """
-    found: dict[str, dict[str, Tensor]] = {group: {} for group in (*groups, "")}
+    found: dict[str, TensorDict] = {group: {} for group in (*groups, "")}
     for name, one in tensors.items():
         found.get(name.partition(".")[0], found[""])[name] = one
     return list(found.values())
 
 
-def trim_unused_slots(
-    tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]
-) -> dict[str, Tensor]:
+def trim_unused_slots(tensors: Tensors, specs: Iterable[TensorSpec]) -> TensorDict:
     """Return the tensors of a state without unused slots, contiguous; tensors that lose nothing are
     not copied.
     """
@@ -119,9 +117,7 @@ def trim_unused_slots(
     return packed
 
 
-def restore_unused_slots(
-    tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]
-) -> dict[str, Tensor]:
+def restore_unused_slots(tensors: Tensors, specs: Iterable[TensorSpec]) -> TensorDict:
     """Undo `trim_unused_slots`. The tensors must fit the specs (`check_tensor_shapes`); whole ones
     are not copied.
     """

@@ -18,7 +18,7 @@ from protokv.core.context import Context, PositionFacts
 from protokv.core.memory import Memory
 from protokv.core.rotary import mark_moving_components, rotate
 from protokv.core.step import StepTokens, StreamClock
-from protokv.core.tensors import StateTensors, TensorSpec
+from protokv.core.tensors import Specs, StateTensors
 from protokv.errors import PositionWarning
 
 
@@ -144,7 +144,7 @@ class SessionAttachment(SessionListener, StateTensors):
 
     @staticmethod
     @abstractmethod
-    def declare() -> tuple[TensorSpec, ...]:
+    def declare() -> Specs:
         """Declare its tensors, each optional: a state may have none of them."""
 
 

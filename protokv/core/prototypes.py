@@ -9,7 +9,7 @@ anchor. Only those of prototypes that changed are written again.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -25,7 +25,7 @@ from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.settings import MemoryConfig
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, Tensors, count_bytes
 from protokv.device.runs import Plan, Runs
 from protokv.errors import ConfigError
 
@@ -118,7 +118,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         )
 
     @classmethod
-    def declare(cls, config: PrototypeT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: PrototypeT, shape: MemoryShape) -> Specs:
         """Declare the near window, the bank and its rule's own besides."""
         K = config.prototypes
         near = NearWindow.declare(shape, config.near_tokens)
@@ -158,7 +158,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         """Put the tokens that leave into the bank; return what `BankRule.absorb_` does."""
         return rule.absorb_(self._far_tokens(leaving), step, numbers)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Take a state whose form is checked."""
         super().load(tensors)
         self.write_far()

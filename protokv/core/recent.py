@@ -10,7 +10,7 @@ time of these steps are hidden.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from protokv.core.context import Context
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepTokens
-from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors
 from protokv.errors import ConfigError, StateCorrupt
 
 
@@ -47,7 +47,7 @@ class RecentSteps:
         """Return a context without the time of these steps."""
         return context.before(int(self.steps[0][1][:, 0].min())) if self.steps else context
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Declare tokens, positions and rows of numbers, where steps are kept."""
         if not self.steps.maxlen:
             return ()
@@ -73,7 +73,7 @@ class RecentSteps:
             declare("recent.deepstack", deep, dtype, added, optional=True),
         )
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return all of them."""
         if not self.steps:
             return {
@@ -97,7 +97,7 @@ class RecentSteps:
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         return found | ({"recent.deepstack": torch.cat(deep, 1)} if deep else {})
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Take the steps of a state. StateCorrupt: the rows do not divide the tokens into steps, or
         tensors differ.
         """

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, TensorSpec
 
 # a power of two: the same number in every dtype that reaches so far
 LARGEST_NUMBER: Final = 2.0**40
@@ -29,7 +29,7 @@ class StepSanitizer(StateTensors):
         self.dropped = torch.zeros(1, dtype=torch.int64, device=shape.device)
 
     @staticmethod
-    def declare() -> tuple[TensorSpec, ...]:
+    def declare() -> Specs:
         """Declare the counter."""
         meaning = "tokens dropped as not finite"
         return (TensorSpec("sanitize.dropped", ("field",), (1,), torch.int64, meaning, "tokens"),)
@@ -43,7 +43,7 @@ class StepSanitizer(StateTensors):
         values = step.values.masked_fill(hidden, 0)
         return replace(step, keys=keys, values=values, usable=usable)
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the counter."""
         return {"sanitize.dropped": self.dropped}
 

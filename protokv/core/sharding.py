@@ -9,7 +9,7 @@ bytes of the memory of all layers, and one may load what the other saved. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -24,7 +24,7 @@ from protokv.core.rotary import Rotary, keep_still
 from protokv.core.sanitize import find_finite
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, TensorSpec, sum_by_group
+from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors, sum_by_group
 from protokv.errors import ConfigError
 
 _CPU = torch.device("cpu")
@@ -124,11 +124,11 @@ class LayerShards(Memory):
         """Return the contexts of a question in all parts."""
         return _ShardedContext(self._runs, [part.recall() for part in self._parts])
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Return those of the memory of all layers."""
         return self._specs
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return the state of the memory of all layers, on the CPU."""
         states = [part.tensors() for part in self._parts]
         joined = {}
@@ -144,7 +144,7 @@ class LayerShards(Memory):
                 )
         return joined
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Take a state of the memory of all layers, however it was split when it was saved."""
         tensors = restore_unused_slots(tensors, self._specs)
         for run, part in zip(self._runs, self._parts, strict=True):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import SlotContext
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.device.slots import SlotRows
 
 
@@ -72,7 +72,7 @@ class KVSlots(SlotRows, StateTensors):
         )
 
     @staticmethod
-    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(shape: MemoryShape) -> Specs:
         """Declare the prompt prefix."""
         declare = shape.axes(sink_token=shape.sink_tokens).declare
         dims = "layer kv_head sink_token feature"
@@ -81,14 +81,14 @@ class KVSlots(SlotRows, StateTensors):
             declare("sink.values", dims, shape.dtype, "values of the prompt prefix"),
         )
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the prompt prefix."""
         return {
             "sink.keys": self.keys[:, :, self.sink],
             "sink.values": self.values[:, :, self.sink],
         }
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take the prompt prefix of a checked state."""
         self.started = False
         self.start(tensors["sink.keys"], tensors["sink.values"])

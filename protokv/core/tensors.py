@@ -17,6 +17,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+Tensors = Mapping[str, Tensor]
+"""Tensors by their names in a state."""
+TensorDict = dict[str, Tensor]
+"""The same, made by who returns it."""
+
 LAYER: Final = "layer"
 
 # Axes whose entries are filled one after another; a saved state leaves out the unused ones
@@ -65,6 +70,9 @@ class TensorSpec:
         )
 
 
+Specs = tuple[TensorSpec, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Axes:
     """The sizes of axes by their names; None: it grows with the stream."""
@@ -92,10 +100,10 @@ class StateTensors(ABC):
     """Holds some tensors of a memory's state."""
 
     @abstractmethod
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its tensors by name: the live ones, on any device, contiguous or not."""
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Copy its tensors out of a whole state, whose form was checked; by default into the live
         ones.
 

@@ -28,7 +28,7 @@ from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.errors import StateCorrupt
 
 
@@ -66,7 +66,7 @@ class KeptTokensMemory(SingleDeviceMemory[ConfigT]):
         self.kept = KeptTokens(self._slots, shape, attention=self.reads_queries)
 
     @classmethod
-    def declare(cls, config: ConfigT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: ConfigT, shape: MemoryShape) -> Specs:
         """Declare M tokens besides."""
         kept = KeptTokens.declare(shape, config.budget, attention=cls.reads_queries)
         return (*super().declare(config, shape), *kept)
@@ -308,9 +308,7 @@ class KeptTokens(StateTensors):
         self.lengths = recent
 
     @staticmethod
-    def declare(
-        shape: MemoryShape, tokens: int, *, attention: bool = False
-    ) -> tuple[TensorSpec, ...]:
+    def declare(shape: MemoryShape, tokens: int, *, attention: bool = False) -> Specs:
         """Declare M slots."""
         declare = shape.axes(kept_token=tokens, xy=2, field=3).declare
         slot = "layer kv_head kept_token"
@@ -328,7 +326,7 @@ class KeptTokens(StateTensors):
             *([declare("kept.attention", slot, torch.float32, meaning)] if attention else []),
         )
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the saved tensors, live."""
         names = ("keys", "values", "positions", "coordinates", "step", "attention")
         counts = torch.tensor([self.far, sum(self.lengths), self.last_step])
@@ -339,7 +337,7 @@ class KeptTokens(StateTensors):
         """Return the bias of the slots."""
         return {"kept": (self._bias,)}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take the tokens of a state."""
         self.far, near, self.last_step = tensors["kept.count"].tolist()
         M = self.step.shape[2]

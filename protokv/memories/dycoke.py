@@ -18,7 +18,7 @@ frame are kept. What differs:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.memories.window import SlidingWindow
 
 _FRAMES_PER_GROUP = 4  # frames
@@ -56,7 +56,7 @@ class DyCoke(SlidingWindow[DyCokeConfig]):
         self._group = _FrameGroup(shape)
 
     @classmethod
-    def declare(cls, config: DyCokeConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: DyCokeConfig, shape: MemoryShape) -> Specs:
         """Declare the window and the features to compare with."""
         return (*super().declare(config, shape), *_FrameGroup.declare(shape))
 
@@ -97,7 +97,7 @@ class _FrameGroup(StateTensors):
         return compared
 
     @staticmethod
-    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(shape: MemoryShape) -> Specs:
         """Declare the features and the index; the same for all layers."""
         declare = shape.axes(visual_token=None, embedding=None, field=3).declare
         features = "features that the next step is compared with"
@@ -107,14 +107,14 @@ class _FrameGroup(StateTensors):
             declare("merge.group", "field", torch.int64, group),
         )
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the features, and (index in the group, rows, columns)."""
         return {
             "merge.reference": self._reference,
             "merge.group": torch.tensor([self._index, *self._grid]),
         }
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take a checked state."""
         self._reference = tensors["merge.reference"].to(self._device, copy=True)
         self._index, *grid = tensors["merge.group"].tolist()

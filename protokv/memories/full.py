@@ -4,17 +4,15 @@ the stream.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Final
-
-from torch import Tensor
 
 from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import NearWindow
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, Tensors
 from protokv.memories.window import SlidingWindow
 
 # A state may have any budget, so a full cache makes room for this many tokens at first, or for its
@@ -36,7 +34,7 @@ class FullCache(SlidingWindow[FullConfig]):
     context_key: Hashable = None  # the buffers move when they grow
 
     @classmethod
-    def declare(cls, config: FullConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: FullConfig, shape: MemoryShape) -> Specs:
         """Declare a window of any number of tokens."""
         return (*SingleDeviceMemory.declare(config, shape), *NearWindow.declare(shape, None))
 
@@ -56,7 +54,7 @@ class FullCache(SlidingWindow[FullConfig]):
             self._slots.take(state)
         super().append(step)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Take a state whose form is checked, into a window of its size."""
         self._slots, self._near = self._allocate(max(1, len(tensors["near.step"])))
         super().load(tensors)

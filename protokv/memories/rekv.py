@@ -25,7 +25,7 @@ Its bytes are NOT bounded: they grow with the stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Final
@@ -38,7 +38,14 @@ from protokv.core.near import WindowMove
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec, count_bytes
+from protokv.core.tensors import (
+    MemoryShape,
+    Specs,
+    StateTensors,
+    TensorDict,
+    Tensors,
+    count_bytes,
+)
 from protokv.device.arrays import make_host_buffer
 from protokv.device.slots import widen
 from protokv.errors import StateCorrupt
@@ -75,7 +82,7 @@ class ReKV(SlidingWindow[ReKVConfig]):
         self._archive = _Archive(shape, rotary, config.budget)
 
     @classmethod
-    def declare(cls, config: ReKVConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: ReKVConfig, shape: MemoryShape) -> Specs:
         """Declare the local window and the archive."""
         return (*super().declare(config, shape), *_Archive.declare(shape))
 
@@ -177,7 +184,7 @@ class _Archive(StateTensors):
         self.blocks.append(_Block(kv, held, key, held.amin(0).tolist(), held.amax(0).tolist()))
 
     @staticmethod
-    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(shape: MemoryShape) -> Specs:
         """Declare any number of tokens and blocks."""
         declare = shape.axes(archived_token=None, block=None).declare
         kv = "layer kv_head archived_token feature"
@@ -198,7 +205,7 @@ class _Archive(StateTensors):
             declare("archive.next_position", "", i64, "position of the next token"),
         )
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the state; keys and values are copied into one tensor each."""
         shape = self._shape
         no_kv = torch.zeros(shape.layers, 2, shape.kv_heads, 0, shape.head_size, dtype=shape.dtype)
@@ -215,7 +222,7 @@ class _Archive(StateTensors):
             "archive.next_position": torch.tensor(self.next_position),
         }
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take the blocks of a state."""
         lengths = tensors["archive.lengths"].tolist()
         n = len(tensors["archive.positions"])

@@ -14,7 +14,7 @@ would have drawn, and so does each part of a model on several devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.compressed import KeptTokensMemory
 
@@ -62,7 +62,7 @@ class RandomTokensMemory(KeptTokensMemory[RandomTokensConfig]):
         self._count = _TokenCount()
 
     @classmethod
-    def declare(cls, config: RandomTokensConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: RandomTokensConfig, shape: MemoryShape) -> Specs:
         """Declare the number of tokens besides."""
         return (*super().declare(config, shape), *_TokenCount.declare())
 
@@ -85,7 +85,7 @@ class RandomTokensMemory(KeptTokensMemory[RandomTokensConfig]):
         kept.append(step.tokens(torch.tensor(new, dtype=torch.int64, device=device)))
         self._count.seen += T
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Tensors) -> None:
         """Take a state whose form is checked."""
         super().load(tensors)
         seen = int(self._count.seen)
@@ -121,12 +121,12 @@ class _TokenCount(StateTensors):
         self.seen = torch.zeros(1, dtype=torch.int64)
 
     @staticmethod
-    def declare() -> tuple[TensorSpec, ...]:
+    def declare() -> Specs:
         """Declare the number."""
         meaning = "tokens that came, of which the reservoir is a sample"
         return (TensorSpec("reservoir.seen", ("field",), (1,), torch.int64, meaning, "tokens"),)
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the number."""
         return {"reservoir.seen": self.seen}
 

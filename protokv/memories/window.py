@@ -18,7 +18,7 @@ from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors
 from protokv.device.runs import Plan
 
 
@@ -50,7 +50,7 @@ class SlidingWindow(SingleDeviceMemory[WindowT]):
         return slots, NearWindow(slots, self._shape.position_components)
 
     @classmethod
-    def declare(cls, config: WindowT, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: WindowT, shape: MemoryShape) -> Specs:
         """Declare a window of W tokens besides."""
         return (*super().declare(config, shape), *NearWindow.declare(shape, config.near_tokens))
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from protokv.core.attention import TokenCache
 from protokv.core.rotary import rotate
+from protokv.core.tensors import TensorDict, Tensors
 
 _EPSILON = 1e-6
 
@@ -25,7 +26,7 @@ _EPSILON = 1e-6
 class MiniVisionTower:
     """Patches to visual tokens, each step by itself."""
 
-    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: Mapping[str, Any], weights: Tensors) -> None:
         """Take the `vision_config` of a checkpoint and its weights, named without `visual.`."""
         if len(config["fullatt_block_indexes"]) != config["depth"]:
             raise ValueError("attention within windows is not implemented")
@@ -69,7 +70,7 @@ class MiniVisionTower:
 class MiniLanguageModel:
     """Embeddings to hidden states and logits, over a `TokenCache`."""
 
-    def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: Mapping[str, Any], weights: Tensors) -> None:
         """Take the `text_config` of a checkpoint and its weights, named without `model.`."""
         self.head_size: int = config["hidden_size"] // config["num_attention_heads"]
         self._query_heads: int = config["num_attention_heads"]
@@ -129,7 +130,7 @@ class MiniLanguageModel:
         return functional.linear(hidden, self.embedding).float()
 
 
-def select_weights_by_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_weights_by_prefix(weights: Tensors, prefix: str) -> TensorDict:
     """Return the weights whose names start with a prefix, without it."""
     return {
         name.removeprefix(prefix): tensor
@@ -138,18 +139,18 @@ def select_weights_by_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict
     }
 
 
-def _join(weights: dict[str, Tensor], name: str, parts: Sequence[str]) -> None:
+def _join(weights: TensorDict, name: str, parts: Sequence[str]) -> None:
     """Join weights of several products over the same input into one."""
     for kind in ("weight", "bias"):
         if f"{parts[0]}.{kind}" in weights:
             weights[f"{name}.{kind}"] = torch.cat([weights.pop(f"{part}.{kind}") for part in parts])
 
 
-def _linear(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
+def _linear(x: Tensor, weights: Tensors, name: str) -> Tensor:
     return functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
-def _gated(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def _gated(x: Tensor, weights: Tensors) -> Tensor:
     gate, up = _linear(x, weights, "mlp.in").chunk(2, -1)
     return _linear(functional.silu(gate) * up, weights, "mlp.down_proj")
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.parts import SessionAttachment
 from protokv.core.settings import MEMORY_VARIABLE
+from protokv.core.tensors import Tensors
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch, escape_text
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.header import State, StateHeader
@@ -31,7 +28,7 @@ def save_state(state: State, path: StatePath) -> int:
         return store.commit(state)
 
 
-def read_attachments(tensors: Mapping[str, Tensor]) -> list[SessionAttachment]:
+def read_attachments(tensors: Tensors) -> list[SessionAttachment]:
     """Return what a state has besides its memory. StateCorrupt: a tensor holds no such thing."""
     thumbnails = Thumbnails.read(tensors)
     return [Transcript.of(tensors), *([thumbnails] if thumbnails else [])]

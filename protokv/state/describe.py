@@ -22,7 +22,7 @@ from protokv.core.layers import declare_layer_tensors, read_layer_kinds
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
 from protokv.core.recent import RecentSteps
-from protokv.core.tensors import MemoryShape, TensorSpec, count_bytes
+from protokv.core.tensors import MemoryShape, Specs, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import ATTACHED_TENSORS, read_state_memory_config
@@ -139,7 +139,7 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
     return len(exact), clock.stream_time_s - steps * clock.step_seconds
 
 
-def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]]:
+def _restore(state: State) -> tuple[MemoryConfig, Memory, Specs]:
     """Return the memory of a state, without a model, and all declarations. StateCorrupt, naming
     what makes no sense.
     """

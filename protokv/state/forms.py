@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from safetensors import safe_open
 from torch import Tensor
 
+from protokv.core.tensors import TensorDict, Tensors
 from protokv.errors import StateCorrupt
 from protokv.state.commit import write_state_file
 from protokv.state.header import (
@@ -38,7 +39,7 @@ class StoredState:
     yet.
     """
 
-    def __init__(self, document: object, tensors: Mapping[str, Tensor], nbytes: int) -> None:
+    def __init__(self, document: object, tensors: Tensors, nbytes: int) -> None:
         """Check everything that needs no byte of a tensor. StateCorrupt; StateMismatch if a newer
         version wrote it.
         """
@@ -58,7 +59,7 @@ class StoredState:
         if (needed := sum(one.nbytes for one in tensors.values())) > nbytes:
             raise StateCorrupt(f"tensors of {needed} bytes do not fit the file")
 
-    def read(self, verify: bool = True, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    def read(self, verify: bool = True, names: Collection[str] | None = None) -> TensorDict:
         """Return copies of the tensors, or of those named; check their digests if `verify`.
         StateCorrupt.
         """

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
-from protokv.core.tensors import TensorSpec
+from protokv.core.tensors import Tensors, TensorSpec
 from protokv.errors import StateCorrupt, StateError, StateMismatch, escape_text
 from protokv.texts import JsonObject
 from protokv.version import __version__
@@ -111,7 +111,7 @@ class StateHeader:
 class State(StateHeader):
     """A header and its tensors."""
 
-    tensors: Mapping[str, Tensor]  # tensors by name, on any device; after loading on the CPU
+    tensors: Tensors  # tensors by name, on any device; after loading on the CPU
     # axes, meaning and unit, for forms that can hold them; not read back
     specs: Iterable[TensorSpec] = ()
 
@@ -123,7 +123,7 @@ def view_tensor_bytes(tensor: Tensor) -> NDArray[np.uint8]:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
-def digest_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def digest_tensors(tensors: Tensors) -> dict[str, str]:
     """Return the digests of contiguous CPU tensors by name; computed a few at a time, as hashing
     releases the GIL.
     """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,11 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.parts import SessionAttachment
-from protokv.core.tensors import Axes, TensorSpec
+from protokv.core.tensors import Axes, Specs, TensorDict, Tensors
 from protokv.errors import StateCorrupt
 
 _Picture = NDArray[np.uint8]
@@ -58,7 +56,7 @@ class Thumbnails(SessionAttachment):
         self._last: tuple[int, float, _Picture] | None = None
 
     @staticmethod
-    def declare() -> tuple[TensorSpec, ...]:
+    def declare() -> Specs:
         """Declare the files and what they are of; a state may have none."""
         what = "JPEG files of some steps, each with zeros at its end"
         declare = Axes(
@@ -73,7 +71,7 @@ class Thumbnails(SessionAttachment):
         )
 
     @classmethod
-    def read(cls, tensors: Mapping[str, Tensor]) -> Thumbnails | None:
+    def read(cls, tensors: Tensors) -> Thumbnails | None:
         """Return those of a state; None if it has none. StateCorrupt if a tensor is missing or of
         another shape.
         """
@@ -110,7 +108,7 @@ class Thumbnails(SessionAttachment):
         step, time_s, picture = self._last
         return [*self._kept, Thumbnail(step, time_s, encode_thumbnail(picture))]
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return all of them."""
         found = self.all()
         if not found:

@@ -6,7 +6,7 @@ Asking is in `protokv.stream.asking`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +27,7 @@ from protokv.core.parts import (
 from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock
-from protokv.core.tensors import TensorSpec, count_bytes
+from protokv.core.tensors import Specs, TensorDict, Tensors, count_bytes
 from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ProtoKVError, StateCorrupt
 from protokv.state.checkpoint import check_state_fits
@@ -118,7 +118,7 @@ class Session(PictureTaker):
         self.recent = RecentSteps(self.config, shape)
         self._renew_runs()
 
-    def _take_recent(self, tensors: Mapping[str, Tensor]) -> None:
+    def _take_recent(self, tensors: Tensors) -> None:
         self.recent.load(tensors)
 
     def settle(self, config: MemoryConfig) -> None:
@@ -283,11 +283,11 @@ class Session(PictureTaker):
             clock if tokens.words else words_end,
         )
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return what the stream holds, and the recent steps, by the names of a state."""
         return super().tensors() | self.recent.tensors()
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Return the declarations of these tensors."""
         return (*super().specs(), *self.recent.specs())
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from protokv.core.context import Context
 from protokv.core.layers import LayerKind
 from protokv.core.rotary import rotate, unrotate
+from protokv.core.tensors import TensorDict
 from protokv.errors import ConfigError, StateError
 from protokv.slots import SlotsHead, write_slots
 from protokv.state.header import State, digest_document, digest_tensors
@@ -62,7 +63,7 @@ def count_slots(stream: AskedStream) -> int:
 
 
 @torch.inference_mode()
-def make_slots(stream: AskedStream) -> dict[str, Tensor]:
+def make_slots(stream: AskedStream) -> TensorDict:
     """Return `keys`, `values`, `bias` and `positions` as `protokv.slots` has them, on the CPU.
 
     A head that has fewer slots than another has free ones at the end, with a bias of -inf.
@@ -97,7 +98,7 @@ def make_slots(stream: AskedStream) -> dict[str, Tensor]:
     return {name: one.transpose(1, 2).contiguous() for name, one in found.items()}
 
 
-def _read_layer(context: Context, layer: int, N: int, D: int) -> dict[str, Tensor]:
+def _read_layer(context: Context, layer: int, N: int, D: int) -> TensorDict:
     """Return the slots in use of a layer, `[H, N, ...]`."""
     segments = context.at(layer, torch.empty(0))
     places = context.positions_at(layer)

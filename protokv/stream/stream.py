@@ -8,7 +8,7 @@ and no text: `Session` and `protokv.Cache` add these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -30,7 +30,7 @@ from protokv.core.packing import split_tensors, trim_unused_slots
 from protokv.core.parts import PositionedStep, SessionAttachment
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StreamClock, split_steps
-from protokv.core.tensors import TensorSpec, count_bytes
+from protokv.core.tensors import Specs, TensorDict, Tensors, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.state.checkpoint import (
     ATTACHED_TENSORS,
@@ -132,11 +132,11 @@ class Stream:
     def _note(self, step: PositionedStep, context: Context) -> None:
         """Take note of a step that the memory has taken, and that attended to `context`."""
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> TensorDict:
         """Return what the memory holds, and the layers beside it, by the names of a state."""
         return self.memory.tensors() | self.cache.tensors()
 
-    def specs(self) -> tuple[TensorSpec, ...]:
+    def specs(self) -> Specs:
         """Return the declarations of these tensors."""
         return (*self.memory.specs(), *declare_layer_tensors(self.cache.tensors()))
 
@@ -202,7 +202,7 @@ class Stream:
         backbone: Any,
         config: MemoryConfig,
         clock: StreamClock,
-        tensors: Mapping[str, Tensor],
+        tensors: Tensors,
         attachments: Sequence[SessionAttachment] = (),
     ) -> Self:
         """Continue a stream of the same model and config; `attachments` have the tensors that are
@@ -231,7 +231,7 @@ class Stream:
         stream._take_recent(recent)
         return stream
 
-    def _take_recent(self, tensors: Mapping[str, Tensor]) -> None:
+    def _take_recent(self, tensors: Tensors) -> None:
         """Take the steps that are read again from a state."""
         if tensors:
             raise StateCorrupt("the state has recent steps, which this stream does not keep")

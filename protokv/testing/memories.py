@@ -14,7 +14,7 @@ from torch import Tensor
 from protokv.core.build import build_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.settings import MemoryConfig
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, TensorDict
 from protokv.errors import StateCorrupt
 from protokv.testing.streams import (
     ToyStream,
@@ -60,7 +60,7 @@ class MemoryTests:
     def check(self, memory: Memory) -> None:
         """Assert what else holds of this kind of memory after each step."""
 
-    def damage(self, good: dict[str, Tensor]) -> list[tuple[str, dict[str, Tensor]]]:
+    def damage(self, good: TensorDict) -> list[tuple[str, TensorDict]]:
         """Return further states that must be refused, with the tensor that the error names."""
         return []
 

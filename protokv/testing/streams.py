@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from protokv.core.context import EMPTY_BIAS, Context, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, TensorDict, Tensors
 
 
 class PlainRotary:
@@ -164,11 +164,11 @@ def read_slots(memory: Memory) -> SlotContext:
     return context
 
 
-def copy_tensors(memory: Memory) -> dict[str, Tensor]:
+def copy_tensors(memory: Memory) -> TensorDict:
     """Return the state, safe from later steps."""
     return {name: tensor.clone() for name, tensor in memory.tensors().items()}
 
 
-def have_equal_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def have_equal_bits(one: Tensors, other: Tensors) -> bool:
     """Return True if two states have the same names and numbers."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

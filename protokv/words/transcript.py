@@ -8,7 +8,6 @@ it was. A stream without words has none, and its state no tensor of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from protokv.core.context import Context
 from protokv.core.parts import PositionedStep, SessionView, TranscriptAttachment, Utterance
 from protokv.core.step import SpokenText, StreamClock
-from protokv.core.tensors import TensorSpec
+from protokv.core.tensors import Specs, TensorDict, Tensors, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 # About seven hours of speech.
@@ -58,7 +57,7 @@ class Transcript(TranscriptAttachment):
         self._bytes = 0
 
     @staticmethod
-    def declare() -> tuple[TensorSpec, ...]:
+    def declare() -> Specs:
         """Declare the lines as JSON, one a row; a state may have none."""
         meaning = (
             "what was said, a row of JSON a step: step, start and end in seconds, last position, "
@@ -71,7 +70,7 @@ class Transcript(TranscriptAttachment):
         )
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
+    def of(cls, tensors: Tensors) -> Transcript:
         """Return the transcript of a state, which may have no lines. Raises as `take`."""
         found = cls()
         found.take(tensors)
@@ -126,12 +125,12 @@ class Transcript(TranscriptAttachment):
         ends = [[line.position + 1, line.end_s] for line in self.lines]
         return torch.tensor(ends, dtype=torch.float64) if ends else None
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return all of it."""
         data = bytearray(b"".join(map(_encode, self.lines)))
         return {_NAME: torch.frombuffer(data, dtype=torch.uint8)} if data else {}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take the lines of a state, if it has any. StateCorrupt if they are none."""
         data = tensors[_NAME].cpu().numpy().tobytes() if _NAME in tensors else b""
         try:

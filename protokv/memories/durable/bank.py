@@ -4,7 +4,7 @@ tensors. `QuantizedBank` rounds their centres to 8 bits, and holds each number o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
 from protokv.core.slots import KVSlots
-from protokv.core.tensors import MemoryShape, TensorSpec, count_bytes
+from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors, TensorSpec, count_bytes
 from protokv.device.arrays import slice_rows, write_rows_
 from protokv.memories.durable.quantized import (
     count_features_per_scale,
@@ -51,7 +51,7 @@ class DurableBank(PrototypeBank):
         self._make_centers((*size, 2 * D), shape)
 
     @classmethod
-    def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare(cls, shape: MemoryShape, prototypes: int) -> Specs:
         """Declare a bank of K prototypes, whose numbers are narrow."""
         narrow = dict.fromkeys(("bank.mass", "bank.last_step", "bank.position"), torch.int32)
         return tuple(
@@ -64,7 +64,7 @@ class DurableBank(PrototypeBank):
         self.key_center, self.value_center = centers.chunk(2, -1)
         self._centers = centers.flatten(0, 2)
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its part of the state."""
         self._count_merged()
         return super().live_tensors()
@@ -115,7 +115,7 @@ class QuantizedBank(DurableBank):
         self._found_slots = self.opened
 
     @classmethod
-    def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare_centers(cls, shape: MemoryShape, prototypes: int) -> Specs:
         """Declare codes and exponents of K prototypes."""
         D = shape.head_size
         parts = D // count_features_per_scale(D)
@@ -195,7 +195,7 @@ class QuantizedBank(DurableBank):
         """Return its bytes; those of values are counted with the slots."""
         return {"bank": count_bytes(*super().live_tensors().values())}
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its part of the state; codes of values are made for it."""
         found = super().live_tensors()
         codes = torch.empty_like(self.key_codes)
@@ -209,7 +209,7 @@ class QuantizedBank(DurableBank):
             exponents.view(-1, powers.shape[1])[some] = powers
         return found | {"bank.value_codes": codes, "bank.value_exponents": exponents}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take a checked state."""
         for name, held in super().live_tensors().items():
             held.copy_(tensors[name])

@@ -17,7 +17,7 @@ from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.repeats import RepeatWeights, find_repeats
 from protokv.memories.durable.rule import DurableRule
@@ -61,7 +61,7 @@ class DurableMemory(PrototypeMemory[DurableConfig]):
         return slots
 
     @classmethod
-    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> Specs:
         """Declare the tensors of every memory of this kind, and the same of words."""
         words = config.of_words()
         return (

@@ -24,7 +24,7 @@ stay.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import MOST_STREAM_COUNT, StepKV
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
@@ -82,7 +82,7 @@ class NoveltyCounts(StateTensors):
         )
 
     @staticmethod
-    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(shape: MemoryShape) -> Specs:
         """Declare the counts."""
         declare = shape.axes(field=1).declare
         compared = "tokens compared with the next step"
@@ -155,14 +155,14 @@ class NoveltyCounts(StateTensors):
         steps = step - begin + 2
         return *share, begin - 1, step, min(K / 2, most - present) * steps, -present * steps
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the counts."""
         return {
             "novelty.seen": torch.tensor([self._seen]),
             "novelty.repeated": self._repeated.long().view(self._heads),
         }
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take those of a state; refuse more repeats than there were tokens."""
         repeated = tensors["novelty.repeated"]
         if (

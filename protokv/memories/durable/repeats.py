@@ -16,7 +16,6 @@ leave it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -27,7 +26,7 @@ from torch.nn.functional import pad
 from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors, TensorSpec
 from protokv.memories.durable.settings import DurableConfig
 
 _SEEN_AGAIN: Final = 4
@@ -56,7 +55,7 @@ class RepeatWeights:
         return config.keeps == "newest" and is_deep(shape)
 
     @staticmethod
-    def declare(near_tokens: int) -> tuple[TensorSpec, ...]:
+    def declare(near_tokens: int) -> Specs:
         """Declare the weights."""
         meaning = "most mass in the bank of each token of the near window, oldest first"
         return (
@@ -94,11 +93,11 @@ class RepeatWeights:
         bank.absorbed += (tokens.mass > mass).sum()
         return replace(tokens, mass=torch.minimum(mass, most))
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the weights."""
         return {"repeats.weight": pad(self._weights, (0, self._most - len(self._weights)), value=1)}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take the weights of a checked state."""
         held = tensors["repeats.weight"][: int(tensors["near.ring"][1])]
         self._weights = self._rest = held.to(self._weights.device, copy=True)

@@ -55,7 +55,7 @@ from torch import Tensor
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import MOST_STREAM_COUNT, StepKV
-from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors
 from protokv.device import arrays
 from protokv.device.arrays import concat_rows, find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.device.kernels import multiplies_bfloat16
@@ -99,7 +99,7 @@ class DurableRule(BankRule[DurableConfig]):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
 
     @classmethod
-    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> Specs:
         """Declare the counts of novelty, the weights of the near window, the known costs and whose
         turn it is.
         """
@@ -394,7 +394,7 @@ class DurableRule(BankRule[DurableConfig]):
         # A CPU compares and fills four times as slowly as it adds.
         return costs.add_((place[:, None] + 1 - place[:, :, None]).clamp_(0, 1), alpha=_NEVER)
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return the least known costs, whose turn it is, and what novelty and repeats hold."""
         return {
             "rule.cost": self._cost.view_as(self._bank.mass),
@@ -407,7 +407,7 @@ class DurableRule(BankRule[DurableConfig]):
         """Return what a search reads."""
         return {"rule": (self._sketches, self._shares)}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take a state; the bank has taken its own before."""
         self._novelty.take(tensors)
         if self._repeats is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.slots import KVSlots
-from protokv.core.tensors import SLOTS, StateTensors, TensorSpec
+from protokv.core.tensors import SLOTS, StateTensors, TensorDict, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 _PREFIX: Final = "words."
@@ -64,7 +64,7 @@ class WordMemory(StateTensors):
         """Return the holders of the state, but for the first: that of the prompt prefix."""
         return self.memory.parts()[1:]
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its part of the state."""
         held = {
             _PREFIX + name: tensor
@@ -81,7 +81,7 @@ class WordMemory(StateTensors):
             ]
         }
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take its part of a state."""
         own = {
             name.removeprefix(_PREFIX): one

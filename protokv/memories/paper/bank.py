@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.slots import KVSlots
-from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs
 from protokv.device.arrays import write_rows_
 
 
@@ -28,7 +28,7 @@ class PaperBank(PrototypeBank):
         self._touched: list[Tensor] = []
 
     @classmethod
-    def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare(cls, shape: MemoryShape, prototypes: int) -> Specs:
         """Declare a bank of K prototypes."""
         declare = shape.axes(prototype=prototypes, xy=2, xy_other=2).declare
         dims = "layer kv_head prototype xy"

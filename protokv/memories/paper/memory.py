@@ -17,7 +17,7 @@ from protokv.core.bank import BankRule, PrototypeBank
 from protokv.core.near import ExactTokens
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary, rotate
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors
 from protokv.memories.paper.bank import PaperBank
 from protokv.memories.paper.residuals import ResidualStats
 from protokv.memories.paper.rule import PaperPrototypeRule
@@ -38,7 +38,7 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
             self._residuals = self._rule.residuals = ResidualStats(config, shape, config.prototypes)
 
     @classmethod
-    def declare(cls, config: PaperConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    def declare(cls, config: PaperConfig, shape: MemoryShape) -> Specs:
         """Declare the tensors of every memory of this kind, and residual statistics."""
         K = config.prototypes
         residuals = ResidualStats.declare(config, shape, K) if config.residual and K else ()

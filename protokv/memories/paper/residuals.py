@@ -13,13 +13,12 @@ so that equal sums are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from protokv.core.tensors import MemoryShape, StateTensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 _COUNTS = ("residual.key_counts", "residual.value_counts")
@@ -82,9 +81,7 @@ class ResidualStats(StateTensors):
         self._warmup["warmup.count"].zero_()
 
     @staticmethod
-    def declare(
-        config: ResidualSettings, shape: MemoryShape, prototypes: int
-    ) -> tuple[TensorSpec, ...]:
+    def declare(config: ResidualSettings, shape: MemoryShape, prototypes: int) -> Specs:
         """Declare the statistics of K prototypes. The reservoir is gone once all heads are
         fitted.
         """
@@ -267,7 +264,7 @@ class ResidualStats(StateTensors):
             for layer, fitted in enumerate(self.fitted)
         ]
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> TensorDict:
         """Return its part of the state. The `warmup.*` tensors are gone once all heads are
         fitted.
         """
@@ -279,7 +276,7 @@ class ResidualStats(StateTensors):
             "codebook.fitted": self.fitted,
         } | self._warmup
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Take the statistics of a state; a reservoir that no head waits for is left out."""
         fitted = bool(tensors["codebook.fitted"].all())
         device = self.updates.device

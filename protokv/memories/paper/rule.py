@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, Tensors
 from protokv.memories.paper.assignment import assign_tokens_
 from protokv.memories.paper.bank import PaperBank, leave_out_uncounted
 from protokv.memories.paper.maintenance import decay_masses_, merge_close_, recycle_
@@ -36,7 +36,7 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         # True is safe.
         self._moved = torch.ones_like(bank.mass, dtype=torch.bool).flatten(0, 1)
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Assume that every prototype of the loaded bank moved."""
         self._moved.fill_(True)
 
