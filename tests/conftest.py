@@ -45,9 +45,24 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+def wide(*values: Any) -> list[Any]:
+    """Return values of a parameter of tests with the mark `wide`; of several, each is a tuple."""
+    return _mark(pytest.mark.wide, values)
+
+
+def slow(*values: Any) -> list[Any]:
+    """Return such values with the mark `slow`."""
+    return _mark(pytest.mark.slow, values)
+
+
+def _mark(mark: pytest.MarkDecorator, values: Iterable[Any]) -> list[Any]:
+    each = (one if isinstance(one, tuple) else (one,) for one in values)
+    return [pytest.param(*one, marks=mark) for one in each]
+
+
 def widen(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
-    """Return values of a parameter of tests. Those that are not `quick` have the mark `wide`."""
-    return [one if one in quick else pytest.param(one, marks=pytest.mark.wide) for one in values]
+    """Return values of a parameter of tests. Those that are not `quick` are `wide`."""
+    return [one for value in values for one in ([value] if value in quick else wide(value))]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

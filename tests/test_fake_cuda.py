@@ -24,7 +24,7 @@ from protokv.video.sampling import VideoStep
 from protokv.video.source import never_stop
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames, widen
+from tests.conftest import random_frames, slow, wide, widen
 from tests.fake_cuda import FakeCuda, data_of, fake_cuda
 
 QUESTION = "what is the first star ?"
@@ -144,28 +144,18 @@ WAITS = {"gemma4": ["vision tower"]}
 """What the code of transformers waits for the device in: a tower counts pixels."""
 # The others have no tower and no kind of layer that these lack, or are here at compact positions.
 CAPTURED = ("qwen3_vl", "qwen3_5_moe", "gemma4", "llava_onevision", "smolvlm", "internvl")
+OTHER_MEMORIES = ("sliding-window", "last-frames", "infinipot-v", "hermes", "paper")
 
 
 @pytest.mark.parametrize(
     ("family", "kind", "positions"),
     [
-        *(
-            pytest.param(
-                *(family, "durable", "stream"),
-                marks=[]
-                if family == "qwen3_vl"
-                else pytest.mark.wide
-                if family in CAPTURED
-                else pytest.mark.slow,
-            )
-            for family in BUILDERS
-        ),
-        *(
-            pytest.param("qwen3_vl", kind, "stream", marks=pytest.mark.wide)
-            for kind in ("sliding-window", "last-frames", "infinipot-v", "hermes", "paper")
-        ),
+        ("qwen3_vl", "durable", "stream"),
         ("qwen3_5", "durable", "compact"),
-        pytest.param("qwen2_5_vl", "durable", "compact", marks=pytest.mark.wide),
+        *wide(*((one, "durable", "stream") for one in CAPTURED[1:])),
+        *slow(*((one, "durable", "stream") for one in BUILDERS if one not in CAPTURED)),
+        *wide(*(("qwen3_vl", one, "stream") for one in OTHER_MEMORIES)),
+        *wide(("qwen2_5_vl", "durable", "compact")),
     ],
 )
 def test_all_that_a_stream_does_is_captured(

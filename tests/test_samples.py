@@ -15,10 +15,11 @@ import pytest
 from samples import terminal
 from samples.terminal import WIDTH
 from tests.cli.conftest import Program, Result
+from tests.conftest import slow
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 # Ten minutes of video take half a minute.
-NAMES = ["short", "minute", pytest.param("long", marks=pytest.mark.slow)]
+NAMES = ["short", "minute", *slow("long")]
 PICTURE = SAMPLES / "terminal.svg"
 BUDGET = 512
 # Questions that the shipped model answers from a durable state of 512 tokens; see

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from protokv.backbones import load_backbone, qwen_vl
+from protokv.backbones import load_backbone
 from protokv.core.decoding import Decoding
 from protokv.core.step import StepKV
 from protokv.device import kernels, runs
@@ -304,8 +304,6 @@ def measure_steps(visit: Visit, _: int) -> None:
     prepared = [backbone.prepare(one) for one in pictures]
     with torch.inference_mode():
         steps = [backbone.embed_steps([one], [0.0])[0] for one in prepared]
-    with visit.trying(tower="in parts"):
-        _measure_tower(visit, backbone, prepared)
     cases = [
         ("durable", 6000, True),
         ("sliding-window", 6000, True),
@@ -322,28 +320,6 @@ def measure_steps(visit: Visit, _: int) -> None:
     for count in (2,) if visit.tiny else (1, 2, 4, 8):
         with visit.trying(together=count):
             _measure_together(visit, backbone, 24 if visit.tiny else 6000, steps, count)
-
-
-def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
-    """Time the vision tower with one call for all windows, and with one for each, and compare what
-    it sees.
-    """
-    seen = []
-    row = dict[str, float]()
-    model: Any = qwen_vl
-    in_parts = model.supports_varlen
-    for name in ("in parts", "one by one"):
-        model.supports_varlen = in_parts if name == "in parts" else lambda *_: False
-        backbone._told, backbone.runs = {}, runs.Runs(backbone.device)
-        with torch.inference_mode():
-            timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 3)
-            row[name] = timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 20)[0]
-            seen.append(backbone.embed_steps([prepared[0]], [0.0])[0].embeddings.float())
-    model.supports_varlen = in_parts
-    backbone._told, backbone.runs = {}, runs.Runs(backbone.device)
-    far = float((seen[0] - seen[1]).abs().max())
-    most = float(seen[1].abs().max())
-    visit.say(tower_ms=row, farthest=far, largest=most)
 
 
 def _measure_streams(
@@ -545,35 +521,6 @@ def measure_kernels(visit: Visit, _: int) -> None:
     )
     for T, N in sizes:
         visit.say(T=T, N=N, **_kernels(T, N, 2 if visit.tiny else 30))
-    size = (64, 96) if visit.tiny else (3584, 18944)
-    for T in (1, 8, 32, 196):
-        with visit.trying(joined_weights=T):
-            visit.say(joined_weights=T, **_join_weights(T, size))
-
-
-def _join_weights(T: int, size: tuple[int, int]) -> dict[str, Any]:
-    """Time the products of a layer whose weights are joined, and apart, over as many weights as a
-    cache cannot hold.
-    """
-    hidden, inner = size
-    heads = [hidden, hidden // 7, hidden // 7]
-    x = torch.randn(T, hidden, device=DEVICE).bfloat16()
-    layers = [
-        [torch.randn(n, hidden, device=DEVICE).bfloat16() for n in (sum(heads), 2 * inner)]
-        for _ in range(4)
-    ]
-    parts = [[*qkv.split(heads), *both.chunk(2)] for qkv, both in layers]
-    found = {}
-    for name, each in (("joined_ms", layers), ("apart_ms", parts)):
-        products = [weight for layer in each for weight in layer]
-
-        def call(_: int, products: list[torch.Tensor] = products) -> None:
-            for weight in products:
-                torch.nn.functional.linear(x, weight)
-
-        call(0)
-        found[name] = timed(call, 20)
-    return found
 
 
 def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:

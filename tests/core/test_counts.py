@@ -26,6 +26,7 @@ from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
 from protokv.memories.durable.repeats import DEEP_MODEL_LAYERS
 from protokv.stream.session import Session
+from tests.conftest import slow, wide
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
@@ -99,14 +100,19 @@ def at(layers: int, bound: tuple[int, int]) -> int:
     [
         # A ring takes the same operations at any size.
         ("sliding-window", 1000, 3, "stream"),
-        pytest.param("sliding-window", 1000, 3, "compact", marks=pytest.mark.wide),
-        pytest.param("durable", 4000, 3, "stream", marks=pytest.mark.wide),
+        *wide(("sliding-window", 1000, 3, "compact"), ("durable", 4000, 3, "stream")),
         ("durable", 4000, 3, "compact"),
         ("durable", 4000, DEEP_MODEL_LAYERS, "stream"),
-        *(
-            pytest.param(kind, budget, 28, positions, marks=pytest.mark.slow)
-            for kind, budget in (("sliding-window", 1000), ("durable", 6000), ("durable", 24_000))
-            for positions in ("stream", "compact")
+        *slow(
+            *(
+                (kind, budget, 28, positions)
+                for kind, budget in (
+                    ("sliding-window", 1000),
+                    ("durable", 6000),
+                    ("durable", 24_000),
+                )
+                for positions in ("stream", "compact")
+            )
         ),
     ],
 )
@@ -222,9 +228,7 @@ def test_a_decoding_step_waits_for_its_token_alone(
     assert len({operations.total() for operations, _ in steps}) == 1
 
 
-@pytest.mark.parametrize(
-    ("budget", "layers"), [(1000, 3), pytest.param(24_000, 28, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("budget", "layers"), [(1000, 3), *slow((24_000, 28))])
 def test_a_decoding_step_of_a_7b_model_needs_no_data(
     budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from protokv.memories.durable import rule
 from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames
+from tests.conftest import random_frames, slow, wide
 from tests.counting import record
 
 QUESTIONS = (
@@ -68,21 +68,20 @@ def watch(
     return session, said, {how for one in used if one is not None for how in one.how.values()}
 
 
-@pytest.mark.parametrize("steps", [24, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [24, *slow(200)])
 @pytest.mark.parametrize(
     ("family", "kind", "positions"),
     [
-        *(
-            pytest.param(None, kind, "stream", marks=pytest.mark.wide)
-            for kind in ("sliding-window", "infinipot-v", "hermes", "last-frames")
+        *wide(
+            *(
+                (None, kind, "stream")
+                for kind in ("sliding-window", "infinipot-v", "hermes", "last-frames")
+            )
         ),
         *((None, kind, "stream") for kind in ("durable", "paper")),
         (None, "durable", "compact"),
         ("qwen3_5", "durable", "stream"),
-        *(
-            pytest.param(family, "durable", "stream", marks=pytest.mark.wide)
-            for family in ("qwen3_vl", "gemma4")
-        ),
+        *wide(("qwen3_vl", "durable", "stream"), ("gemma4", "durable", "stream")),
     ],
 )
 def test_a_stream_by_graphs_gives_the_bytes_of_one_without(

@@ -24,6 +24,7 @@ from protokv.state import commit
 from protokv.state.header import State
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
+from tests.conftest import wide
 from tests.state.conftest import EVERY_FORM, moment, names, same
 
 CALLS = (
@@ -161,10 +162,7 @@ def fault(kind: Any, fatal: int) -> Callable[[int, Callable[[], object]], None]:
         (load, errno.EIO),
         (save, errno.ENOSPC),
         (save, "killed"),
-        *(
-            pytest.param(save, one, marks=pytest.mark.wide)
-            for one in (errno.EIO, errno.EACCES, "killed without renameat2")
-        ),
+        *wide((save, errno.EIO), (save, errno.EACCES), (save, "killed without renameat2")),
     ],
 )
 def test_whatever_fails_at_any_call_leaves_a_whole_state(

@@ -22,6 +22,7 @@ import pytest
 
 from protokv.errors import SourceError
 from protokv.video import open_source, read_steps
+from tests.conftest import slow, wide
 from tests.peak import peak_kib
 from tests.video.conftest import Clip, write
 
@@ -122,11 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Case 2895 shows old memory of the decoder, which depends on the frames that a reading holds.
 @pytest.mark.parametrize(
     ("first", "last"),
-    [
-        (2890, 2900),
-        pytest.param(2870, 2910, marks=pytest.mark.wide),
-        pytest.param(1000, 3000, marks=pytest.mark.slow),
-    ],
+    [(2890, 2900), *wide((2870, 2910)), *slow((1000, 3000))],
 )
 @pytest.mark.timeout(3600)
 def test_damaged_videos_give_clean_reports_or_source_errors_and_can_be_resumed(

@@ -19,7 +19,7 @@ from PIL import ImageCms, ImageOps
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source
-from tests.conftest import widen
+from tests.conftest import slow, wide, widen
 from tests.video.conftest import Clip, burn, number_in, write
 from tests.video.test_stream import piped
 
@@ -220,11 +220,8 @@ def encode_light(light: Any, transfer: int) -> Any:
     ("transfer", "suffix"),
     [
         (16, "mp4"),
-        pytest.param(18, "mkv", marks=pytest.mark.wide),
-        pytest.param(1, "mp4", marks=pytest.mark.wide),
-        pytest.param(14, "ts", marks=pytest.mark.slow),
-        pytest.param(16, "ts", marks=pytest.mark.slow),
-        pytest.param(18, "mp4", marks=pytest.mark.slow),
+        *wide((18, "mkv"), (1, "mp4")),
+        *slow((14, "ts"), (16, "ts"), (18, "mp4")),
     ],
 )
 def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_range(

@@ -13,7 +13,7 @@ import pytest
 
 from protokv.video import Source, open_source
 from protokv.video.source import SourceSlice
-from tests.conftest import widen
+from tests.conftest import slow, wide, widen
 from tests.video.conftest import STEADY, Clip, number_in, write
 from tests.video.test_stream import piped
 from tests.words.subtitled import write_subtitled
@@ -108,12 +108,8 @@ WIDE = ("codec and size", "MPEG-2", "three programs", "pid, back and on again")
     "change",
     [
         "pid with sound",
-        *(pytest.param(one, marks=pytest.mark.wide) for one in WIDE),
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in CHANGES
-            if one not in ("pid with sound", *WIDE)
-        ),
+        *wide(*WIDE),
+        *slow(*(one for one in CHANGES if one not in ("pid with sound", *WIDE))),
     ],
 )
 def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
@@ -141,10 +137,7 @@ def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
 
 
 @pytest.mark.parametrize("goes_on", widen([True, False], [False]))
-@pytest.mark.parametrize(
-    "between",
-    [PLAIN | OTHER_PID, pytest.param(X265 | OTHER_PID, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("between", [PLAIN | OTHER_PID, *slow(X265 | OTHER_PID)])
 @pytest.mark.parametrize("sizes", [(40, 40, 40), (150, 4, 20)])
 def test_a_short_recording_between_two_others_is_watched(
     sizes: tuple[int, int, int], between: dict[str, Any], goes_on: bool, tmp_path: Path
@@ -166,7 +159,7 @@ def test_a_short_recording_between_two_others_is_watched(
         assert sum("another recording is joined" in note for note in source.notes) == 2
 
 
-@pytest.mark.parametrize("parts", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
+@pytest.mark.parametrize("parts", [3, *slow(2, 4)])
 def test_recordings_whose_sound_has_the_pid_of_the_pictures_before_are_watched(
     parts: int, tmp_path: Path
 ) -> None:

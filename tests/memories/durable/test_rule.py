@@ -27,6 +27,7 @@ from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from protokv.memories.durable.rule import DurableRule
+from tests.conftest import slow
 from tests.core.streams import World, copy_of, feed, same, shape_of, slots_of, small_durable
 from tests.counting import Counting
 from tests.oracles.durable import Point, Protection, Step, cluster, fold, weigh
@@ -313,9 +314,7 @@ def test_centres_are_rounded_as_written_out() -> None:
 
 
 @pytest.mark.parametrize(("bits", "most"), [(32, 133), (8, 160)])
-@pytest.mark.parametrize(
-    ("K", "layers"), [(750, 3), pytest.param(18_000, 28, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("K", "layers"), [(750, 3), *slow((18_000, 28))])
 def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
     bits: int, most: int, K: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from protokv.memories import MemoryConfig
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.memory import DurableMemory
 from protokv.memories.durable.novelty import NOVELTY_NUMBERS
+from tests.conftest import slow
 from tests.core.streams import World, copy_of, same, shape_of, shown_to
 from tests.counting import Recording
 
@@ -60,7 +61,7 @@ class Stream:
 @pytest.mark.parametrize(
     ("budget", "bits", "deep"), [(75, 8, False), (275, 8, True), (275, 32, False)]
 )
-@pytest.mark.parametrize("steps", [24, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [24, *slow(200)])
 def test_a_recorded_step_is_replayed_to_equal_bytes(
     steps: int, budget: int, bits: int, deep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
