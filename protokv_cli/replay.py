@@ -15,6 +15,7 @@ import typer
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.state.moments import parse_duration
+from protokv.texts import JsonObject
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import (
     SUBTITLES_HELP,
@@ -330,7 +331,7 @@ def _run(
             "ask for them"
         )
     if stop.exit is None or keys:
-        left_out: dict[str, Any] = {f"left out, {why}": n for why, n in plan.dropped.items()}
+        left_out: JsonObject = {f"left out, {why}": n for why, n in plan.dropped.items()}
         left_out |= {f"left out, video {name}": why for name, why in unread.items()} | dict(
             opened.notes
         )

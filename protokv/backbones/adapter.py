@@ -33,11 +33,13 @@ from protokv.core.backbone import (
 from protokv.core.context import Context
 from protokv.core.layers import LayerKind, declare_layer_tensors
 from protokv.core.packing import check_tensor_shapes
+from protokv.core.rotary import Angles
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.tensors import Specs, TensorDict, Tensors
 from protokv.device.arrays import concat_rows
 from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
+from protokv.texts import JsonObject
 
 
 class TransformersBackbone(Backbone):
@@ -114,7 +116,7 @@ class TransformersBackbone(Backbone):
         return cls.make_frames(*read_video_processor(one))
 
     @staticmethod
-    def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
+    def make_frames(raw: JsonObject, of_video: bool) -> Any:
         """Return what prepares frames, by what `read_video_processor` returned; by default frames
         of one size.
         """
@@ -292,7 +294,7 @@ class TransformersBackbone(Backbone):
             (embedding, (token - self._padding_id).int()[:, None].view(embedding.dtype)), 1
         )
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Angles:
         """Return the model's own angles, on the device of the positions."""
         return self._decoder.angles(positions)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from protokv.core.backbone import ChatTurn
 from protokv.errors import ModelError, QuestionError
-from protokv.texts import check_question_text
+from protokv.texts import JsonObject, check_question_text
 
 _QUESTION = "protokv-question-goes-here"
 
@@ -110,7 +110,7 @@ class PromptTemplate:
         )
         return text.partition(self._video_token)
 
-    def _message(self, role: str, text: str) -> dict[str, Any]:
+    def _message(self, role: str, text: str) -> JsonObject:
         return {
             "role": role,
             "content": text if self._medium == "text" else [{"type": "text", "text": text}],

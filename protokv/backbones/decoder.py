@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from protokv.core.rotary import keep_still, rotate
+from protokv.core.rotary import Angles, keep_still, rotate
 from protokv.errors import ConfigError
 
 _PROBED: Final = 5  # a position at which keys differ from those at position 0
@@ -67,7 +67,7 @@ class LanguageDecoder:
         self._sine_first = len(still[0]) > 0 and not bool(still.any())
         self._layout = self._find_layout(sys.modules[type(module).__module__])
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor) -> Angles:
         """Return cos and sin, `[..., R]` float32, of positions `[..., P]`, on their device; R is 0
         without angles.
         """

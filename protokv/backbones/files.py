@@ -22,6 +22,7 @@ from typing import Any, Final
 from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, ProtoKVError, did_you_mean
 from protokv.machine import is_out_of_memory
+from protokv.texts import JsonObject
 
 BACKBONE_ENTRY_POINTS: Final = "protokv.backbones"
 """The group by which an installed package registers `NAME = "MODULE:CLASS"`.
@@ -41,7 +42,7 @@ _VOLATILE: Final = frozenset(
 _HEADER_BYTES: Final = 100_000_000  # the longest header that the safetensors library reads
 
 
-def read_model_file(path: str, filename: str) -> dict[str, Any]:
+def read_model_file(path: str, filename: str) -> JsonObject:
     """Read a JSON file of a model folder; return an empty dictionary if there is none. ModelError:
     it is not JSON.
     """
@@ -57,7 +58,7 @@ def read_model_file(path: str, filename: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
+def read_video_processor(held: Any) -> tuple[JsonObject, bool]:
     """Read the settings of the video processor of a processor, or of a folder, whose files are read
     as by transformers.
 
@@ -116,7 +117,7 @@ def digest_known_weights(name: str) -> str:
     return digest_weights(folder) if there else ""
 
 
-def hash_config(config: dict[str, Any]) -> str:
+def hash_config(config: JsonObject) -> str:
     """Return sha256 of a model's configuration without the fields that do not change its
     arithmetic.
     """

@@ -24,6 +24,7 @@ from torch import Tensor
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.core.backbone import PreparedStep, check_tokens_per_frame
 from protokv.errors import ModelError
+from protokv.texts import JsonObject
 
 # Defaults of transformers' video processor; a still image has 280 tokens.
 GEMMA4_VIDEO_SETTINGS: Final = {
@@ -53,7 +54,7 @@ class Gemma4(TransformersBackbone):
         self.limit_frames(self._frames.max_soft_tokens)
 
     @staticmethod
-    def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
+    def make_frames(raw: JsonObject, of_video: bool) -> Any:
         """Return the image processor, set to frames of a video."""
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 

@@ -20,6 +20,7 @@ from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCa
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import StreamModel
 from protokv.core.modes import plain_tensors
+from protokv.core.rotary import Angles
 from protokv.core.tensors import Tensors
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.machine import is_out_of_memory
@@ -117,7 +118,7 @@ class HeldModel(LanguageDecoder, StreamModel):
         """Find out which model this is; its weights may have changed."""
         self.identity = identify_held_model(self.model)
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Angles:
         """Return the model's own angles."""
         return self.angles(positions)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from protokv.core.backbone import Backbone, PreparedStep, check_tokens_per_frame
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
+from protokv.texts import JsonObject
 
 _MAX_ASPECT_RATIO = 200
 # Limits of a frame of a video, in tokens.
@@ -50,7 +51,7 @@ class PreprocessorConfig:
     strict: bool = False
 
     @classmethod
-    def from_files(cls, raw: dict[str, Any]) -> PreprocessorConfig:
+    def from_files(cls, raw: JsonObject) -> PreprocessorConfig:
         """Read the dictionary of a preprocessor file, with the older or newer names of the pixel
         limits.
         """
@@ -246,7 +247,7 @@ def make_grid_positions(grid: tuple[int, int], t: int, device: torch.device) -> 
 
 
 # Settings of the preparation of frames; the defaults are those of transformers' video processors.
-_SETTINGS: Final[dict[str, Any]] = {
+_SETTINGS: Final[JsonObject] = {
     "size": {"height": 384, "width": 384},
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
@@ -266,7 +267,7 @@ FILE_SETTINGS: Final = (
 """The settings that a processor takes from a file as they are."""
 
 
-def make_image_processor(raw: dict[str, Any]) -> Any:
+def make_image_processor(raw: JsonObject) -> Any:
     """Return the processor of frames of one size that a preprocessor file asks for. ModelError: of
     another form.
     """

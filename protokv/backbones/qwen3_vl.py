@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from protokv.backbones.pixels import MOST_FRAME_TOKENS, PreprocessorConfig, make
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.texts import JsonObject
 
 # Defaults of the family's video processor.
 _PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
@@ -47,7 +48,7 @@ class Qwen3VL(QwenVL):
     words_form: ClassVar[tuple[str, str, str]] = ("", "{}\n", "")
 
     @staticmethod
-    def make_frames(raw: dict[str, Any], of_video: bool) -> PreprocessorConfig:
+    def make_frames(raw: JsonObject, of_video: bool) -> PreprocessorConfig:
         """Read how a folder prepares video frames: its limits for a video of one step, and those of
         a frame.
         """

@@ -19,6 +19,7 @@ from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
 from protokv.backbones.towers import make_tower_inputs, supports_varlen, use_varlen_attention
 from protokv.core.backbone import PreparedStep
+from protokv.texts import JsonObject
 
 
 class QwenVL(GridBackbone, TransformersBackbone):
@@ -49,7 +50,7 @@ class QwenVL(GridBackbone, TransformersBackbone):
         return config.vision_config.temporal_patch_size, super().read_rate(config)[1]
 
     @staticmethod
-    def make_frames(raw: dict[str, Any], of_video: bool) -> PreprocessorConfig:
+    def make_frames(raw: JsonObject, of_video: bool) -> PreprocessorConfig:
         """Read how a folder prepares video frames; files for video repeat the limits of still
         images.
         """

@@ -25,6 +25,7 @@ from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.pixels import FILE_SETTINGS
 from protokv.core.backbone import PreparedStep
+from protokv.texts import JsonObject
 
 _INTRO: Final = "You are provided the following series of frames from a video.\n"
 _OUTRO: Final = "\n\n"
@@ -61,7 +62,7 @@ class SmolVLM(TransformersBackbone):
         return super().make_prompt(config, tokenizer, own)
 
     @staticmethod
-    def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
+    def make_frames(raw: JsonObject, of_video: bool) -> Any:
         """Return the processor of frames that a file asks for; without a size for video, of squares
         at once.
         """

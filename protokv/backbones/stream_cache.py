@@ -30,6 +30,7 @@ from protokv.core.attention import ATTENTION_NAME, AttentionMasks, LayerTokenCac
 from protokv.core.context import Context
 from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_window_tensor
 from protokv.core.tensors import TensorDict, Tensors
+from protokv.device.arrays import KeysValues
 from protokv.errors import ConfigError, StateCorrupt
 
 CACHE_ARGUMENT: Final = (
@@ -103,9 +104,7 @@ class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
         self.device = key_states.device
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> KeysValues:
         """Take keys and values `[1, H, T, D]`; return all since the last commit, `[1, H, n, D]`.
 
         ConfigError: the attention of the model is not ours, or no memory serves such keys.

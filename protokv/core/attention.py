@@ -22,7 +22,7 @@ from protokv.core.rotary import rotate
 from protokv.core.tensors import TensorDict
 from protokv.device import kernels
 from protokv.device.answers import AnswerBuffer
-from protokv.device.arrays import concat_rows
+from protokv.device.arrays import KeysValues, concat_rows
 from protokv.errors import ConfigError
 
 # The name of our attention in transformers, where `protokv.backbones.stream_cache` registers it.
@@ -32,7 +32,7 @@ ATTENTION_NAME: Final = "protokv"
 def attend(
     query: Tensor,
     segments: Sequence[KVSegment],
-    local: tuple[Tensor, Tensor],
+    local: KeysValues,
     scaling: float,
     causal: Tensor | None = None,
 ) -> Tensor:
@@ -146,7 +146,7 @@ class LayerTokenCache:
         # the segments that the present forward reads of the context
         self._segments: Sequence[KVSegment] | None = None
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, keys: Tensor, values: Tensor) -> KeysValues:
         """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`, or
         all that there is room for.
         """
@@ -162,7 +162,7 @@ class LayerTokenCache:
         self._segments = None
         return keys, values
 
-    def read(self) -> tuple[Tensor, Tensor]:
+    def read(self) -> KeysValues:
         """Return keys and values `[H, n, D]` of all its tokens."""
         assert self.keys is not None
         assert self.values is not None
@@ -288,7 +288,7 @@ class TokenCache:
         """Return `[..., D]` with the features of rotated pairs half a key apart."""
         return x
 
-    def read_all(self) -> tuple[Tensor, Tensor]:
+    def read_all(self) -> KeysValues:
         """Return keys and values of all layers, `[L, H, n, D]` each, on one device. ConfigError:
         sizes differ.
         """

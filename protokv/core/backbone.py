@@ -26,7 +26,7 @@ from protokv.core.context import Context
 from protokv.core.decoding import Decoding
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
-from protokv.core.rotary import PreciseRotary
+from protokv.core.rotary import Angles, PreciseRotary
 from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
 from protokv.core.tensors import Tensors
 from protokv.device.runs import Runs, ready_for_copy
@@ -99,7 +99,7 @@ class StreamModel(ABC):
     rotated: Sequence[bool] | None = None
 
     @abstractmethod
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Angles:
         """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their
         device.
         """

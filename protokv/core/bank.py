@@ -17,6 +17,7 @@ from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict
+from protokv.texts import JsonObject
 
 _COUNTERS = {
     "opened": "tokens that opened a slot",
@@ -109,7 +110,7 @@ class PrototypeBank(StateTensors):
         centers = self.key_center, self.value_center
         return tuple(center.flatten(0, 2).index_select(0, rows) for center in centers)
 
-    def report(self, step: int) -> list[dict[str, Any]]:
+    def report(self, step: int) -> list[JsonObject]:
         """Return for each layer, over its heads: slots in use, quantiles of mass and age,
         counters.
         """

@@ -22,8 +22,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from protokv.core.rotary import PreciseRotary, mark_moving_components, rotate_by_moves_
-from protokv.device.arrays import concat_rows
+from protokv.core.rotary import Angles, PreciseRotary, mark_moving_components, rotate_by_moves_
+from protokv.device.arrays import KeysValues, concat_rows
 from protokv.device.slots import widen
 
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a
@@ -42,7 +42,7 @@ class KVSegment:
     # pseudo-token
     bias: Tensor
     # cos and sin, `[D]` float32; queries are rotated by it before they meet these keys
-    query_rotation: tuple[Tensor, Tensor] | None = None
+    query_rotation: Angles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Context:
     # where text after the video starts; None: after the stream
     next_position: int | Tensor | None = None
     # keys and values of all layers as the device holds them (`SlotRows.read`), if they are all
-    wide: tuple[Tensor, Tensor] | None = None
+    wide: KeysValues | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return what one layer reads.
@@ -155,7 +155,7 @@ class SlotContext(Context):
     # what is read: a CPU leaves out far slots that never held anything
     parts: tuple[slice, ...] = (slice(None),)
     # as in `Context`; its bias is that of the slots
-    wide: tuple[Tensor, Tensor] | None = None
+    wide: KeysValues | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return the slots of this layer."""
@@ -291,7 +291,7 @@ class CompactContext(Context):
     anchoring: PositionFacts  # the model and the stream
     moves: Tensor  # `[L, H, F]` int64, added to the moving components of each far slot
     # cos and sin `[D]` of `shift` positions, for queries of the near window
-    near_rotation: tuple[Tensor, Tensor]
+    near_rotation: Angles
     shift: Tensor  # `[]` int64
     next_position: Tensor  # `[]` int64
 

@@ -8,13 +8,14 @@ In a state the tensor `layers.kinds` names the kind of each layer, and what laye
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from protokv.core.sanitize import LARGEST_NUMBER
 from protokv.core.tensors import Specs, TensorDict, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
+from protokv.texts import JsonObject
 
 LAYER_KINDS: Final = "layers.kinds"
 
@@ -66,7 +67,7 @@ def is_window_tensor(name: str) -> bool:
     return name.endswith((".keys", ".values"))
 
 
-def read_layer_kinds(held: Tensors) -> dict[str, Any]:
+def read_layer_kinds(held: Tensors) -> JsonObject:
     """Return the kind of every layer of the model that left this; nothing if all have full
     attention. StateCorrupt.
     """

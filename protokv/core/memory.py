@@ -31,6 +31,7 @@ from protokv.core.tensors import (
     sum_by_group,
 )
 from protokv.device.runs import Plan, Runs, catch_up
+from protokv.texts import JsonObject
 
 ConfigT = TypeVar("ConfigT", default=Any)
 """The settings of a memory: a `MemoryConfig`, which this file does not know."""
@@ -117,7 +118,7 @@ class Memory(ABC):
         return sum(spec.nbytes for spec in self.specs()) if self.bounded else None
 
     @abstractmethod
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return plain numbers about the state, JSON-able."""
 
 
@@ -216,7 +217,7 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         for part in self.parts():
             part.take(tensors)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return the number of tokens dropped, and what is to be said of each layer."""
         catch_up(self._shape.device)
         return {"tokens_dropped": int(self._sanitizer.dropped), "layers": []}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, Specs, StateTensors, Tensors, count_bytes
 from protokv.device.runs import Plan, Runs
 from protokv.errors import ConfigError
+from protokv.texts import JsonObject
 
 # pseudo-tokens that are written at once: in float32 they take several times their bytes
 _TOKENS_AT_ONCE = 2**18
@@ -212,7 +213,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         far = (part[:, :, slots.far] for part in (slots.keys, slots.values, slots.bias))
         return super().nbytes() | {"context": count_bytes(*far)}
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened
         to them.
         """

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from protokv.device.arrays import slice_rows
 
-Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
+Angles = tuple[Tensor, Tensor]
+"""Their cosines and sines."""
+Rotary = Callable[[Tensor], Angles]
 """The rotary embedding of a model: positions `[..., P]` int64 to cos and sin, each `[..., R]`
 float32, `R <= D`.
 """
 
 
-def keep_still(positions: Tensor) -> tuple[Tensor, Tensor]:
+def keep_still(positions: Tensor) -> Angles:
     """Return the angles of keys that do not rotate: none, `[..., 0]`."""
     still = torch.zeros(*positions.shape[:-1], 0, device=positions.device)
     return still, still
@@ -95,7 +97,7 @@ class PreciseRotary:
             for own, turns in zip(owner.tolist(), whole.tolist(), strict=True)
         ]
 
-    def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: Tensor, /) -> Angles:
         """Return cos and sin `[..., D]` float32 of positions `[..., P]` int64 between -2**33 and
         2**33.
         """
@@ -103,7 +105,7 @@ class PreciseRotary:
         # Both halves of a key rotate by the same angles.
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
-    def of_pairs(self, positions: Tensor, pairs: int | None = None) -> tuple[Tensor, Tensor]:
+    def of_pairs(self, positions: Tensor, pairs: int | None = None) -> Angles:
         """Return cos and sin once for each of the first `pairs` pairs, `[..., pairs]`; None: of
         all.
         """

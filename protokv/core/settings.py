@@ -31,6 +31,7 @@ from typing import (
 )
 
 from protokv.errors import ConfigError, suggest_name
+from protokv.texts import JsonObject
 
 if TYPE_CHECKING:
     # The command line checks settings before anything heavy is imported.
@@ -109,7 +110,7 @@ class MemoryConfig:
         """Return what listens to a session for this memory."""
         return ()
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> JsonObject:
         """Return JSON values that differ from this memory's defaults, but for budget, seed, words
         and size of steps.
         """
@@ -147,7 +148,7 @@ class MemoryConfig:
         """Return this config with some fields changed; the checks of `from_dict` apply."""
         return replace(self, **_known_fields(type(self), changes))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain JSON values: the name under `kind`, and each field."""
         values = {
             name: list(value) if isinstance(value, tuple) else value
@@ -255,7 +256,7 @@ def read_field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | Non
     return found
 
 
-def _known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
+def _known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> JsonObject:
     """Return keyword arguments for a config class from plain values; refuse unknown names."""
     known = sorted(field.name for field in fields(cls))
     for name in data:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors, sum_by_group
 from protokv.errors import ConfigError
+from protokv.texts import JsonObject
 
 _CPU = torch.device("cpu")
 
@@ -164,7 +164,7 @@ class LayerShards(Memory):
         """
         return sum_by_group(sizes for part in self._parts for sizes in part.nbytes().items())
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return the report of the memory of all layers."""
         reports = [part.report() for part in self._parts]
         # If parts report different numbers, the number is a minimum over layers, such as the

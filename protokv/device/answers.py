@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from protokv.device import kernels
+from protokv.device.arrays import KeysValues
 from protokv.device.slots import ANSWER_ROWS
 
 
@@ -17,9 +18,7 @@ class AnswerBuffer:
     slots: Tensor  # places of the tokens being forwarded, `[T]` int64
     mask: Tensor  # which places each of them sees, `[T, capacity]` bool
 
-    def __init__(
-        self, tokens: int, device: torch.device, wide: tuple[Tensor, Tensor] | None = None
-    ) -> None:
+    def __init__(self, tokens: int, device: torch.device, wide: KeysValues | None = None) -> None:
         """Make room for `tokens` or more, behind the slots of `SlotRows.read` if they are given and
         have it.
         """
@@ -38,7 +37,7 @@ class AnswerBuffer:
             hidden = self._line > self.slots[-1]
             kernels.hide_rows_(self._wide[0][:, :, -ANSWER_ROWS:], hidden)
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Write keys and values `[..., H, T, D]` of the tokens being forwarded in a layer; return
         all, `[..., H, capacity, D]`.
         """

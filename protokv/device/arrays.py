@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of the same tokens."""
+
 _WIDE = torch.complex128
 
 

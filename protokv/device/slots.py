@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.device import kernels
-from protokv.device.arrays import write_rows_
+from protokv.device.arrays import KeysValues, write_rows_
 from protokv.device.runs import catch_up
 
 ANSWER_ROWS: Final = 256
@@ -48,7 +48,7 @@ class SlotRows:
         self._flat = (keys.flatten(0, 2)[:, :D], values.flatten(0, 2))
         self._of_head = rows
 
-    def rows_from(self, first: int) -> tuple[Tensor, Tensor]:
+    def rows_from(self, first: int) -> KeysValues:
         """Return keys and values of all heads together, from slot `first` of the first head on,
         `[n, D]`.
         """
@@ -67,7 +67,7 @@ class SlotRows:
         for held, new in zip(self.rows_from(first), given, strict=False):
             write_rows_(held, rows, new.to(held.dtype))
 
-    def read(self) -> tuple[Tensor, Tensor] | None:
+    def read(self) -> KeysValues | None:
         """Return wide keys and values, with the bias as it is now; None: attention reads them as
         they are. What is launched from here on comes after all that was written.
         """
@@ -88,7 +88,7 @@ class SlotRows:
         return [keys[:, :, :N, D:], keys[:, :, N:], values[:, :, N:, :D], behind]
 
 
-def widen(keys: Tensor, values: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def widen(keys: Tensor, values: Tensor, bias: Tensor) -> KeysValues:
     """Return keys and values `[..., N, D]` as attention reads them with this bias `[..., N]`, in
     copies where that is another way.
     """

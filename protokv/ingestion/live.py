@@ -38,6 +38,7 @@ from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.stream.pushed import STREAM_GAP_S
+from protokv.texts import JsonObject
 from protokv.video import Source, SourceDamage, SourceInfo
 from protokv.video.address import (
     PIPE,
@@ -141,7 +142,7 @@ class LiveSource(Source):
                 self.info = replace(self.info, width=width, height=height)
             found.begin_gap(stream_s, "nobody watched")
 
-    def record(self, stream_s: float) -> dict[str, Any]:
+    def record(self, stream_s: float) -> JsonObject:
         """Return the source's record in a state at a commit."""
         self.log.committed_at = now_s = self.now()
         real_s = now_s

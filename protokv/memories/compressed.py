@@ -15,7 +15,6 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.errors import StateCorrupt
+from protokv.texts import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class KeptTokensMemory(SingleDeviceMemory[ConfigT]):
         begin = context.far.start
         return replace(context, far=slice(begin, begin + self.kept.far))
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return the number of near and far tokens, and the oldest step that any of them is
         from.
         """

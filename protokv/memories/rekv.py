@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -46,10 +46,11 @@ from protokv.core.tensors import (
     Tensors,
     count_bytes,
 )
-from protokv.device.arrays import make_host_buffer
+from protokv.device.arrays import KeysValues, make_host_buffer
 from protokv.device.slots import widen
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
+from protokv.texts import JsonObject
 
 _LOCAL_TOKENS: Final = 15_000
 """The local window of ReKV's released code."""
@@ -106,7 +107,7 @@ class ReKV(SlidingWindow[ReKVConfig]):
             archive, archive.block_keys, prefix, next_position=archive.next_position
         )
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return the tokens in the local window and in the archive."""
         counts = {
             "archive_tokens_in_use": self._archive.tokens,
@@ -259,7 +260,7 @@ class RetrievalContext(Context):
 
     archive: _Archive  # the blocks; they must not change while this is in use
     block_keys: Tensor  # theirs, `[B, L, H, D]`
-    prefix: tuple[Tensor, Tensor]  # its keys and values, `[L, H, P0, D]` each
+    prefix: KeysValues  # its keys and values, `[L, H, P0, D]` each
     next_position: int
     shift: int = 0
     # how chosen blocks are packed; None: they stay at their stream positions

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import TypeVar
@@ -20,6 +20,7 @@ from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, Specs, StateTensors
 from protokv.device.runs import Plan
+from protokv.texts import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class SlidingWindow(SingleDeviceMemory[WindowT]):
         """Return all slots."""
         return self._slots.context(self._near.positions)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return the number of tokens held and dropped."""
         return {"near_tokens_in_use": len(self._near)} | super().report()
 

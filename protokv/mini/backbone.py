@@ -25,8 +25,10 @@ from protokv.backbones.loading import PackagedModel, Placement, PlacementOptions
 from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import MOST_WORD_TOKENS, BackboneIdentity, ChatTurn, PreparedStep
+from protokv.core.rotary import Angles
 from protokv.core.step import StepTokens
 from protokv.mini.network import MiniLanguageModel, MiniVisionTower, select_weights_by_prefix
+from protokv.texts import JsonObject
 
 IDENTITY_FILE = "identity.json"
 _FOLDERS = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-order", "-words")}
@@ -43,7 +45,7 @@ class MiniBackbone(GridBackbone, PackagedModel):
     notice = "the embedded model reads drawn shapes only; other videos need --model"
 
     def __init__(
-        self, path: Path, config: dict[str, Any], identity: BackboneIdentity, placement: Placement
+        self, path: Path, config: JsonObject, identity: BackboneIdentity, placement: Placement
     ) -> None:
         """Read the network and the tokenizer of a folder whose `config.json` is `config`."""
         weights = load_file(path / "model.safetensors")
@@ -167,7 +169,7 @@ class MiniBackbone(GridBackbone, PackagedModel):
         ).to(self.dtype)
         return [StepTokens(seen, steps[0].grid) for seen in self._vision(patches, steps[0].grid)]
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Angles:
         """Return the angles of M-RoPE on the device of the positions."""
         return self._language.angles(positions)
 

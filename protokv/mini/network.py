@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from protokv.core.attention import TokenCache
-from protokv.core.rotary import rotate
+from protokv.core.rotary import Angles, rotate
 from protokv.core.tensors import TensorDict, Tensors
 
 _EPSILON = 1e-6
@@ -92,7 +92,7 @@ class MiniLanguageModel:
         component = [i for i, n in enumerate(rope["mrope_section"]) for _ in range(n)]
         self._component = torch.tensor(component, device=self.embedding.device)
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor) -> Angles:
         """Return cos and sin `[..., D]` float32 of positions `[..., 3]`; each section has its own
         component.
         """
@@ -162,7 +162,7 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 @lru_cache(maxsize=4)
 def _axial_angles(
     grid: tuple[int, int], merge: int, size: int, theta: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
+) -> Angles:
     """Return cos and sin `[patches, 1, 1, size]` float32 in token order; half of the pairs rotate
     by row.
     """

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from protokv.stream.promise import (
     measure_kept_share,
     measure_novelty,
 )
+from protokv.texts import JsonObject
 
 PROMISES: Final = (0.01, 0.05, 0.1, 0.2)  # shares of wrong answers that a table shows
 
@@ -65,7 +66,7 @@ def _order(rows: Sequence[AnswerRow]) -> tuple[ScoredAnswer, ...]:
     return tuple(sorted(found, key=lambda one: -one.sure))
 
 
-def tabulate_promises(calibrations: Sequence[Calibration]) -> Iterator[dict[str, Any]]:
+def tabulate_promises(calibrations: Sequence[Calibration]) -> Iterator[JsonObject]:
     """Yield what each calibration can promise, and what its test found: rows of memory, budget,
     answers tested, promise, and the shares that are answered and wrong; None: no such promise.
 

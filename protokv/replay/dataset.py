@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from protokv.replay.benchmarks.files import find_dataset_file, find_dataset_vide
 from protokv.replay.memories import MemoryVariant
 from protokv.replay.questions import ReplayQuestion
 from protokv.replay.streams import ReplayStream, VideoFileStream
+from protokv.texts import JsonObject
 from protokv.video import VideoStep
 from protokv.video.registry import fingerprint_video_file
 from protokv.video.sampling import group_frames, sample_frames
@@ -58,7 +58,7 @@ class _KeyFrames(ReplayStream):
         self.name = path.name
         self.length_s = float(shape[0])
         self.questions = questions
-        self.facts: dict[str, Any] = {
+        self.facts: JsonObject = {
             "size_bytes": path.stat().st_size,
             "fingerprint": fingerprint_video_file(path),
         }

@@ -10,6 +10,7 @@ from typing import Any
 
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig, MemoryConfig
+from protokv.texts import JsonObject
 
 COMPARED_MEMORIES = (
     "full",
@@ -35,7 +36,7 @@ class MemoryVariant:
         """Visual tokens that a question may read."""
         return 0 if self.blind else self.config.budget
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return its settings as plain JSON values."""
         return {"kind": self.label} if self.blind else self.config.to_dict()
 

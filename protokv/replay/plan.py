@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceError, suggest_name
@@ -21,6 +20,7 @@ from protokv.replay.questions import (
 from protokv.replay.rows import AnswerRow, AnswerRowFile, ReplayTrial
 from protokv.replay.runner import PlannedAnswer, ReplayProgress, TrialSetup, replay_stream
 from protokv.replay.streams import ReplayStream
+from protokv.texts import JsonObject
 from protokv.video.source import ShouldStop, never_stop
 
 
@@ -50,7 +50,7 @@ class ReplayPlan:
         """Key -> trial, of everything that is asked."""
         return {one.key: one.trial for _, planned in self.answers for one in planned}
 
-    def cost(self, done: Collection[str] = ()) -> dict[str, Any]:
+    def cost(self, done: Collection[str] = ()) -> JsonObject:
         """Return the size of a run: `hours` of video up to the last questions, and `answers` that
         are not done.
         """

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -34,6 +34,7 @@ from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from protokv.stream.taking import DueSteps, take_together
 from protokv.stream.together import MOST_TOGETHER, AskedQuestion, ask_together
+from protokv.texts import JsonObject
 from protokv.timings import Timings
 from protokv.video.source import ShouldStop, never_stop
 from protokv.words.transcript import Transcript
@@ -51,7 +52,7 @@ class TrialSetup:
     fps: float  # sampled frames per second
     frames_per_step: int
     decoding: Decoding = _SHORT_ANSWER
-    frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings
+    frames: JsonObject = field(default_factory=dict)  # the backbone's settings
     # the most questions that are answered together, and the most memories that share a forward
     at_once: int = MOST_TOGETHER
 

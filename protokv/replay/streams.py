@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.replay.questions import ReplayQuestion, load_questions
+from protokv.texts import JsonObject
 from protokv.video import VideoStep, open_source, read_steps
 from protokv.words.find import SUBTITLES_OFF, find_subtitles, identify_subtitles
 
@@ -18,7 +18,7 @@ class ReplayStream(ABC):
 
     name: str  # as it stands in the results
     length_s: float  # seconds of stream time
-    facts: dict[str, Any]  # everything that decides its frames, as plain JSON values
+    facts: JsonObject  # everything that decides its frames, as plain JSON values
     questions: Sequence[ReplayQuestion]
     has_words: bool = False  # it may have subtitles
 

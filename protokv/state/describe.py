@@ -22,6 +22,7 @@ from protokv.core.layers import declare_layer_tensors, read_layer_kinds
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
 from protokv.core.recent import RecentSteps
+from protokv.core.rotary import Angles
 from protokv.core.tensors import MemoryShape, Specs, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
@@ -147,7 +148,7 @@ def _restore(state: State) -> tuple[MemoryConfig, Memory, Specs]:
     config = read_state_memory_config(state)
     shape = _read_shape(state)
 
-    def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
+    def no_rotation(positions: Tensor) -> Angles:
         # The report does not depend on the rotation of keys, and the model's is not at hand.
         size = (*positions.shape[:-1], shape.head_size)
         return torch.ones(size), torch.zeros(size)

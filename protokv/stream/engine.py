@@ -33,7 +33,7 @@ from protokv.stream.opening import open_session
 from protokv.stream.promise import PromiseRule
 from protokv.stream.session import Session
 from protokv.stream.slots import count_slots, digest_commit
-from protokv.texts import shorten_text
+from protokv.texts import JsonObject, shorten_text
 
 _PATIENCE_S = 600.0  # for the next token; a long queue may stand before the first one
 _AGAIN = "ask again; its log says if the state went away meanwhile"
@@ -59,7 +59,7 @@ class Engine:
             raise ConfigError(f"{url!r} is no address", hint="for example http://localhost:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
 
-    def complete(self, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def complete(self, asked: JsonObject) -> Iterator[JsonObject]:
         """Yield the chunks of a completion as they come. EngineError."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("PROTOKV_ENGINE_KEY"):
@@ -214,7 +214,7 @@ class EngineSession(Session):
         return replace(answer, ttft_ms=ttft_ms, total_ms=(now - began) * 1e3)
 
 
-def _read_chances(chunks: Iterator[dict[str, Any]]) -> Iterator[list[TokenLogprob]]:
+def _read_chances(chunks: Iterator[JsonObject]) -> Iterator[list[TokenLogprob]]:
     """Yield the chances of each token of a completion, first that of the chosen one."""
     for chunk in chunks:
         for found in (choice.get("logprobs") or {} for choice in chunk.get("choices", ())):

@@ -22,6 +22,7 @@ from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.store import StatePath
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
 from protokv.timings import Timings, time_stage
 
 _AnySession = TypeVar("_AnySession", bound=Session, default=Session)
@@ -31,7 +32,7 @@ def save(
     session: Session,
     path: StatePath,
     *,
-    source: dict[str, Any] | None = None,
+    source: JsonObject | None = None,
     complete: bool = False,
 ) -> int:
     """Write a session to a path; arguments, result and errors are those of `Session.save`."""

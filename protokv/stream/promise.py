@@ -25,6 +25,7 @@ from protokv.core.settings import MemoryConfig
 from protokv.errors import ConfigError
 from protokv.stream.answer import Answer, Promise
 from protokv.stream.stream import Stream
+from protokv.texts import JsonObject
 
 CONFIDENCE: Final = 0.9  # share of calibrations whose promise holds
 UNKNOWN: Final = "I do not know"
@@ -46,7 +47,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the answers of one memory of one model."""
 
     model: dict[str, str]  # its identity, as rows of `replay` have it
-    memory: dict[str, Any]  # the settings of the memory
+    memory: JsonObject  # the settings of the memory
     shares: tuple[float, float]  # least and greatest share of the stream's tokens that were kept
     videos: int
     types: dict[str, int]  # of the questions -> how many

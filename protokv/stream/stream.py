@@ -42,6 +42,7 @@ from protokv.state.checkpoint import (
 )
 from protokv.state.header import State
 from protokv.state.store import StatePath
+from protokv.texts import JsonObject
 
 
 class Stream:
@@ -145,7 +146,7 @@ class Stream:
         """Bytes of all that is held of the stream, without attachments."""
         return self.memory.bytes_held + count_bytes(*self.cache.tensors().values())
 
-    def make_state(self, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
+    def make_state(self, *, source: JsonObject | None = None, complete: bool = False) -> State:
         """Return its state, without unused slots; arguments as `save`.
 
         The tensors may be the live ones, so save the state before the next step.
@@ -168,7 +169,7 @@ class Stream:
         )
 
     def save(
-        self, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False
+        self, path: StatePath, *, source: JsonObject | None = None, complete: bool = False
     ) -> int:
         """Write its state so that the path holds the old or the new one whole; return the stored
         bytes.

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from protokv.core.context import EMPTY_BIAS, Context, SlotContext
 from protokv.core.memory import Memory
-from protokv.core.rotary import rotate, unrotate
+from protokv.core.rotary import Angles, rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorDict, Tensors
+from protokv.device.arrays import KeysValues
 
 
 class PlainRotary:
@@ -21,7 +22,7 @@ class PlainRotary:
         half = head_size // 2
         self.frequency = 100.0 ** -(torch.arange(half) / half)
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: Tensor) -> Angles:
         """Return cos and sin `[..., D]` float32 of positions `[..., P]`."""
         half = len(self.frequency)
         components = positions.repeat(
@@ -66,7 +67,7 @@ class ToyStream:
     def _normal(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self.generator)
 
-    def sink(self) -> tuple[Tensor, Tensor]:
+    def sink(self) -> KeysValues:
         """Return keys and values `[L, H, P0, D]` of a prompt prefix."""
         shape = self.shape
         size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)

@@ -13,13 +13,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protokv.errors import ConfigError, SourceUnreadable
+from protokv.texts import JsonObject
 
 Image = NDArray[np.uint8]
 ShouldStop = Callable[[], bool]
@@ -119,7 +120,7 @@ class SourceDamage:
         except msgspec.ValidationError:
             return cls()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Plain JSON, with `ok`."""
         return {**asdict(self), "ok": self.ok}
 

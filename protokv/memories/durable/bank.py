@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from protokv.memories.durable.quantized import (
     quantize_vectors,
     scale_codes,
 )
+from protokv.texts import JsonObject
 
 MOST_PROTOTYPE_NUMBER: Final = 2_000_000_000
 """The greatest mass, step and position of a prototype: int32 has it, even after a mean in
@@ -69,7 +70,7 @@ class DurableBank(PrototypeBank):
         self._count_merged()
         return super().live_tensors()
 
-    def report(self, step: int) -> list[dict[str, Any]]:
+    def report(self, step: int) -> list[JsonObject]:
         """Return the report of every bank."""
         self._count_merged()
         return super().report(step)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from protokv.memories.durable.repeats import RepeatWeights, find_repeats
 from protokv.memories.durable.rule import DurableRule
 from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import WordMemory
+from protokv.texts import JsonObject
 
 
 class DurableMemory(PrototypeMemory[DurableConfig]):
@@ -100,7 +100,7 @@ class DurableMemory(PrototypeMemory[DurableConfig]):
         of_words.apply(plan.key, of_words.runs.stage(plan.numbers), words)
         self._words.seen += step.words
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return the report of pictures, how many words are held exactly, and their prototypes in
         use, at most.
         """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from protokv.core.prototypes import PrototypeConfig
 from protokv.core.settings import MOST_BUDGET
+from protokv.texts import JsonObject
 
 _CenterBits = Literal[8, 32]
 
@@ -62,7 +63,7 @@ class DurableConfig(PrototypeConfig):
         """Return what words leave of the budget."""
         return self.budget - self.words_tokens
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return plain values; without words nothing about them."""
         values = super(DurableConfig, self).to_dict()
         return (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from protokv.memories.paper.bank import PaperBank
 from protokv.memories.paper.residuals import ResidualStats
 from protokv.memories.paper.rule import PaperPrototypeRule
 from protokv.memories.paper.settings import ContinuityConfig, PaperConfig
+from protokv.texts import JsonObject
 
 __all__ = ["ContinuityConfig", "PaperConfig"]
 
@@ -85,7 +85,7 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
     def _anchors(self) -> Tensor:
         return super()._anchors().repeat_interleave(self._config.pseudo_tokens, 2)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return the report of every memory of this kind, and for each layer what its residual
         statistics hold.
         """

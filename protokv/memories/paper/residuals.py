@@ -13,13 +13,14 @@ so that equal sums are equal.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.texts import JsonObject
 
 _COUNTS = ("residual.key_counts", "residual.value_counts")
 _WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")
@@ -241,7 +242,7 @@ class ResidualStats(StateTensors):
         )
         return keys, values
 
-    def report(self) -> list[dict[str, Any]]:
+    def report(self) -> list[JsonObject]:
         """Return for each layer: residual updates held, how far the codebooks are, and the entropy
         of their usage.
         """
