@@ -213,7 +213,10 @@ class _Server:
                     sessions.decode_uploaded_frame, most_pixels=fed.limits.frame_pixels
                 )
                 image = await self._read(request, fed.limits.frame_bytes, decode)
-                return JSONResponse(await self._work(fed.push, name, one, image, time_s))
+                reply = fed.add(one, fed.push(name, one, image, time_s))
+                while not reply.done():
+                    await self._work(fed.push_due)
+                return JSONResponse(reply.result())
 
         async def end(request: Request) -> Response:
             return JSONResponse(await self._work(fed.close, request.path_params["name"]))

@@ -16,7 +16,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,8 +40,13 @@ from protokv.state.store import StateStore, find_store
 from protokv.state.thumbnails import make_thumbnail
 from protokv.stream.opening import open_session
 from protokv.stream.pushed import STREAM_GAP_S, convert_picture_to_rgb
+from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.stream.session import Session
+from protokv.stream.taking import MOST_STREAMS
 from protokv.texts import JsonObject
+
+PushedFrame = Generator[StepsToWatch, None, JsonObject]
+"""Yields the step that a frame completes, which is then watched; returns the reply."""
 
 _KIND = "pushed"
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
@@ -141,9 +147,9 @@ class _FedSession:
         finally:
             self.busy = False
 
-    def push(self, image: Any, time_s: float | None) -> JsonObject:
-        """Watch a frame at a stream time, by default that of the clock; return the reply.
-        ConfigError, StateError.
+    def push(self, image: Any, time_s: float | None) -> PushedFrame:
+        """Take a frame at a stream time, by default that of the clock; return the reply. The caller
+        watches the step that it completes. ConfigError, StateError.
         """
         began_s = time.monotonic()
         now_s = time.time()
@@ -152,12 +158,16 @@ class _FedSession:
             time_s = max(self._log.stream_time(now_s), self._time_s)
         if time_s > self._time_s + _LONGEST_SILENCE_S:
             raise ConfigError("time_s counts seconds from the beginning of the session")
-        watched = self.session.push(image, time_s)
+        step = self.session.begin_push(image, time_s)
+        if step is not None:
+            yield step
+            if step.error is not None:
+                raise step.error
         if time_s - self._time_s > STREAM_GAP_S:
             self._log.begin_gap(self._time_s, "no frames came")
         self._log.end_gap(time_s)
         self._log.add_anchor(time_s, now_s)
-        if watched and self._pictures is not None:
+        if step and self._pictures is not None:
             shown_s = self.session.clock.stream_time_s - clock.step_seconds
             self._pictures.add(clock.steps, shown_s, make_thumbnail(image))
         self._time_s = time_s
@@ -169,9 +179,15 @@ class _FedSession:
         steps = clock.steps - saved.steps
         if steps and self._every.is_due(steps, clock.stream_time_s - saved.stream_time_s, passed_s):
             self.commit()
-        found = {"frame_index": self.frames - 1, "stream_time_s": time_s, "steps": clock.steps}
-        # Answers come at /v1/chat/completions; the protocol wants a text here.
-        return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
+        return {
+            "frame_index": self.frames - 1,
+            "stream_time_s": time_s,
+            "steps": clock.steps,
+            "watched": step is not None,
+            # Answers come at /v1/chat/completions; the protocol wants a text here.
+            "text": "",
+            "latency_s": time.monotonic() - began_s,
+        }
 
     def show(self, image: Any) -> None:
         """Watch a picture as a whole step at its time of arrival, behind what was watched. Raises
@@ -180,7 +196,8 @@ class _FedSession:
         clock = self.session.clock
         time_s = max(self._log.stream_time(time.time()), self._time_s, clock.stream_time_s)
         for index in range(clock.frames_per_step):
-            self.push(image, time_s + index / clock.fps)
+            for step in self.push(image, time_s + index / clock.fps):
+                watch_together([step])
 
     def is_idle(self, idle_s: float) -> bool:
         """Return True if nobody has fed it for so long."""
@@ -196,9 +213,27 @@ class _FedSession:
         self._saved_s = time.monotonic()
 
 
+class _DueFrame:
+    """A frame that waits to be watched, and the reply to who sent it."""
+
+    def __init__(self, pushing: PushedFrame) -> None:
+        self.reply = Future[JsonObject]()
+        self._pushing = pushing
+
+    def go_on(self) -> list[StepsToWatch]:
+        """Return the step that is to be watched now; if there is none, the reply is there."""
+        try:
+            return [next(self._pushing)]
+        except StopIteration as end:
+            self.reply.set_result(end.value)
+        except Exception as error:
+            self.reply.set_exception(error)
+        return []
+
+
 class FedSessions:
-    """The sessions that are fed. `find` is for any thread, and the rest for who has the `lock` of
-    the states.
+    """The sessions that are fed. `find` and `add` are for any thread, and the rest for who has the
+    `lock` of the states.
     """
 
     def __init__(
@@ -214,6 +249,7 @@ class FedSessions:
         self._options = options
         self.limits = limits or FedSessionLimits()
         self._fed = dict[str, _FedSession]()
+        self._due = dict[_FedSession, _DueFrame]()
         self._conversations: list[Conversation] = []
 
     def find(self, name: str) -> _FedSession:
@@ -334,12 +370,25 @@ class FedSessions:
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
 
-    def push(self, name: str, fed: _FedSession, image: Any, time_s: float | None) -> JsonObject:
-        """Watch a frame; return the reply. Raises as `find` and `_FedSession.push`."""
+    def add(self, fed: _FedSession, pushing: PushedFrame) -> Future[JsonObject]:
+        """Let a frame of a session, as `push` takes it, wait for `push_due`; return its reply."""
+        one = self._due[fed] = _DueFrame(pushing)
+        return one.reply
+
+    def push_due(self) -> None:
+        """Watch frames that wait, at most `MOST_STREAMS`, together: one of each session."""
+        due = [self._due.pop(fed) for fed in list(self._due)[:MOST_STREAMS]]
+        watch_together([step for one in due for step in one.go_on()])
+        for one in due:
+            if not one.reply.done():
+                one.go_on()
+
+    def push(self, name: str, fed: _FedSession, image: Any, time_s: float | None) -> PushedFrame:
+        """Take a frame; return the reply. Raises as `find` and `_FedSession.push`."""
         if self.find(name) is not fed:
             raise HTTPException(409, "this session was put away meanwhile")
         try:
-            return fed.push(image, time_s)
+            return (yield from fed.push(image, time_s))
         finally:
             if not fed.session.intact:
                 self._drop(name)

@@ -110,7 +110,7 @@ def see_together(due: Sequence[StepsToWatch]) -> None:
         session = one.session
         first, *others = one.steps
         if session.runs.why_not and not others and session.find_seen(first) is None:
-            alike[session.backbone, first.grid, number // MOST_STREAMS].append(one)
+            alike[session.weights, first.grid, number // MOST_STREAMS].append(one)
     for some in alike.values():
         if len(some) > 1:
             steps = [one.steps[0] for one in some]

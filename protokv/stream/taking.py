@@ -43,6 +43,11 @@ class StepTaker(AskedStream):
         """Whether its steps join others: no neighbours mix in its model, nothing is captured."""
         return self.backbone.joins and bool(self.runs.why_not)
 
+    @property
+    def weights(self) -> Hashable:
+        """What is one for sessions whose models differ in the system prompt alone."""
+        return self.backbone.runs or self.backbone
+
     def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         """Take embedded steps, which sessions of one backbone may share."""
         for error in take_together([DueSteps(self, steps, starts_s)]).values():
@@ -82,7 +87,7 @@ def take_together(due: Sequence[DueSteps], most: int = MOST_STREAMS) -> dict[Ste
         for one in pieces:
             if one is not None and (session := one.session) not in failed:
                 joins = len(due) > 1 and session.joins_steps
-                batches.setdefault(session.backbone if joins else session, []).append(one)
+                batches.setdefault(session.weights if joins else session, []).append(one)
         for batch in batches.values():
             for start in range(0, len(batch), most):
                 _take_batch(batch[start : start + most], failed)

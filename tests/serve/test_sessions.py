@@ -6,6 +6,7 @@ import io
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -29,6 +30,7 @@ from protokv.video import open_source
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
+from tests.stream.test_together import count_forwards
 
 CONFIG = DurableConfig(budget=40)
 FRAMES = random_frames(0, 80, 10, 15)
@@ -106,6 +108,46 @@ def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_wa
             3,
         )
         assert reader.wall_clocks[0].gaps[0].why == "nobody watched"
+
+
+def test_frames_that_wait_share_a_forward_and_a_refused_one_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MockBackbone, "frames_per_step", 1)
+    backbone = MockBackbone()
+    alone = [Session.start(backbone, CONFIG) for _ in range(4)]
+    add = FedSessions.add
+
+    def hold(fed: FedSessions, *given: Any) -> Any:
+        """Let the model go when frames of all wait for it."""
+        reply = add(fed, *given)
+        if len(fed._due) == 1:
+            fed._states.lock.acquire()
+        if len(fed._due) == len(alone):
+            fed._states.lock.release()
+        return reply
+
+    monkeypatch.setattr(FedSessions, "add", hold)
+    feed = (IngestOptions(config=CONFIG), None)
+    with server(tmp_path, backbone, feed) as address, ThreadPoolExecutor(4) as clients:
+        call = calls(address)
+        for n in range(4):
+            call(body={"name": str(n)})
+        forwards = count_forwards(backbone, monkeypatch)
+        for i in range(9):
+            # The last time of one runs back.
+            times_s = [i % 8, i, i, i]
+            paths = [f"/{n}/frame?time_s={time_s}" for n, time_s in enumerate(times_s)]
+            sent = clients.map(call, paths, FILES[i:])
+            assert [status for status, _ in sent] == [400 if i == 8 else 200, 200, 200, 200]
+        assert len(forwards) == 9
+        for n in range(4):
+            call(f"/{n}", method="DELETE")
+    for n, session in enumerate(alone):
+        for i in range(9 if n else 8):
+            session.push(FRAMES[i + n], float(i))
+        saved = protokv.load(tmp_path / f"{n}.safetensors", backbone)
+        torch.testing.assert_close(saved.tensors(), session.tensors(), rtol=0, atol=0)
 
 
 def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_path: Path) -> None:
