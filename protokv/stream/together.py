@@ -163,8 +163,12 @@ class _Batch:
         records = any(one.asked.how.get(name) for one in new for name in ("evidence", "promise"))
         cache.queries = [] if records else None
         lines = [backbone.text_positions(one.position, len(one.wanted)) for one in some]
-        embedded = backbone.embed_token(torch.cat([one.wanted for one in some]))
-        hidden = backbone.forward(embedded, torch.cat(lines), cache)
+        # A question may have ids that no vocabulary has; `embed_text` alone knows these.
+        embedded = [
+            backbone.embed_text(one.wanted) if one in new else backbone.embed_token(one.wanted)
+            for one in some
+        ]
+        hidden = backbone.forward(torch.cat(embedded), torch.cat(lines), cache)
         logits = backbone.logits(torch.stack([part[-1] for part in torch.split(hidden, sizes)]))
         found: list[Any] = [*logits]
         for index, one in enumerate(some):
@@ -190,9 +194,8 @@ class _Batch:
         """
         session = one.asked.session
         known = self._shown.get(session)
-        (ids,), context, one.position = session.aim(one.wanted, shown=known)
+        (one.wanted,), context, one.position = session.aim(one.wanted, shown=known)
         one.context = context if known else CachedContext(context)
-        one.wanted = torch.tensor(ids, device=self._backbone.device)
         if not session.memory.retrieves:
             self._shown[session] = one.context, one.position
 

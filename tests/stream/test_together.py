@@ -206,7 +206,10 @@ def test_pieces_are_those_of_the_answer(sessions: list[Session]) -> None:
     assert not pieces
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl_moe", "smolvlm", "qwen3_5", "gemma4"])
+JOINING = ("llava_onevision", "qwen3_vl_moe", "smolvlm")
+
+
+@pytest.mark.parametrize("family", [*JOINING, "qwen3_5", "gemma4"])
 def test_families_that_mix_neighbours_answer_one_by_one(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +221,7 @@ def test_families_that_mix_neighbours_answer_one_by_one(
     each = [AskedQuestion(session, question, decoding) for question in QUESTIONS[:3]]
     for answer, other in zip(ask_together(each), expected, strict=True):
         tell_apart(session, answer, other)
-    joins = family in ("qwen3_vl_moe", "smolvlm")
+    joins = family in JOINING
     assert session.joins == joins
     lengths = [len(backbone.question_ids(question)[0]) for question in QUESTIONS[:3]]
     assert sizes[0] == (sum(lengths) if joins else lengths[0])
