@@ -201,7 +201,7 @@ def ingest(
         with time_stage(clock, "imports"):
             from protokv.fleet.plan import is_fleet_source
             from protokv.ingestion import IngestOptions, LiveOptions, StandingQuestion
-            from protokv.video.address import LIVE, source_kind
+            from protokv.video.address import LIVE, STREAMED_SOURCES, source_kind
             from protokv.words.find import names_subtitle_file
 
         sources = sources or []
@@ -229,7 +229,9 @@ def ingest(
             **make_kwargs(watch),
             **model.loading,
         )
-        if many and sources and not fleet.listing and LIVE.issuperset(map(source_kind, sources)):
+        kinds = set(map(source_kind, sources))
+        # Alone, what has an address of http is a video that ends.
+        if many and not fleet.listing and kinds & LIVE and kinds.issubset(STREAMED_SOURCES):
             from protokv_cli.ingest_live import ingest_live
 
             alone = [

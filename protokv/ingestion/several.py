@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Final
@@ -37,6 +37,22 @@ def ingest_together(
     """
     # One model for all: a system prompt is a copy of it, which would be another one each time.
     options = replace(options, backbone=options.load_model(), system=None)
+    due = list[StepsToWatch]()
+
+    def take(target: str) -> Iterator[tuple[str, IngestEvent | Exception]]:
+        """Yield the events of a run until it gives nothing, ends, or has steps, which are due."""
+        try:
+            for item in live[target]:
+                if item is None:
+                    return
+                if isinstance(item, StepsToWatch):
+                    due.append(item)
+                    return
+                yield target, item
+        except Exception as error:
+            yield target, error
+        del live[target]
+
     with ExitStack() as opened:
         live = {
             target: opened.enter_context(
@@ -45,21 +61,9 @@ def ingest_together(
             for target, source in sources.items()
         }
         while live:
-            due = list[StepsToWatch]()
-            for target, items in list(live.items()):
-                try:
-                    for item in items:
-                        if item is None:
-                            break
-                        if isinstance(item, StepsToWatch):
-                            due.append(item)
-                            break
-                        yield target, item
-                    else:
-                        del live[target]
-                except Exception as error:
-                    del live[target]
-                    yield target, error
+            for target in list(live):
+                yield from take(target)
             watch_together(due)
             if live and not due:
                 time.sleep(IDLE_S)
+            due.clear()

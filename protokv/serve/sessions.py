@@ -171,7 +171,7 @@ class _FedSession:
             shown_s = self.session.clock.stream_time_s - clock.step_seconds
             self._pictures.add(clock.steps, shown_s, make_thumbnail(image))
         self._time_s = time_s
-        self.frames = self.frames + 1
+        self.frames += 1
         self._fed_s = time.monotonic()
         clock = self.session.clock
         saved = self._saved

@@ -196,7 +196,7 @@ def test_several_live_sources_get_a_state_each_and_one_that_is_refused_leaves_th
     worlds = {
         "rtsp://a/1": World([200, gone()]),
         "rtsp://b/1": World([SourceDenied("rtsp://b/1: wrong password")]),
-        "rtsp://c/1": World([200, gone()]),
+        "https://c/1": World([200, gone()]),
     }
 
     def open_world(address: str, *_: object) -> LiveSource:
@@ -211,7 +211,8 @@ def test_several_live_sources_get_a_state_each_and_one_that_is_refused_leaves_th
     assert [one["source"] for one in rows if one["type"] == "failed"] == ["rtsp://b/1"]
     ends = {one["source"]: one for one in rows if one["type"] == "summary"}
     assert {name: Path(one["state"]) for name, one in ends.items()} == {
-        f"rtsp://{name}/1": Path(f"states/{name}-1.safetensors") for name in "ac"
+        "rtsp://a/1": Path("states/a-1.safetensors"),
+        "https://c/1": Path("states/c-1.safetensors"),
     }
     assert all(one["stream_time_s"] >= 5 and one["complete"] for one in ends.values())
     assert {one.name for one in Path("states").glob("*.safetensors")} == {
