@@ -25,14 +25,14 @@ from protokv.stream import cache as home
 from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames
+from tests.conftest import Keywords, random_frames
 from tests.core.streams import copy_of, same
 
 # How a model was loaded; a cache sets its attention.
 WAYS = ["protokv", "sdpa", "eager"]
 # The order of sums differs; logits are of the size of 10.
-NEAR: dict[str, Any] = {"atol": 2e-4, "rtol": 2e-4}
-ANSWER: dict[str, Any] = {
+NEAR: Keywords = {"atol": 2e-4, "rtol": 2e-4}
+ANSWER: Keywords = {
     "max_new_tokens": 5,
     "do_sample": False,
     "pad_token_id": 0,
@@ -105,7 +105,7 @@ def watch(model: Any, cache: protokv.Cache, steps: list[Tensor]) -> Tensor:
     return torch.cat(found)
 
 
-def answer(model: Any, question: dict[str, Any]) -> list[int]:
+def answer(model: Any, question: Keywords) -> list[int]:
     return model.generate(**question, **ANSWER)[0, question["input_ids"].shape[1] :].tolist()
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +23,12 @@ from protokv.core.step import StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
 from protokv.words.transcript import Transcript
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, LLAVA_SPECIAL, QWEN_TEMPLATE, write_tokenizer
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames
+from tests.conftest import Keywords, random_frames
 
 
 def load(folder: Path) -> Backbone:
@@ -67,7 +67,7 @@ def assert_equals_the_whole_model(
     ids=str,
 )
 def test_at_any_rate_and_with_any_tower_the_logits_are_those_of_the_whole_model(
-    tmp_path: Path, family: str, made: dict[str, Any], count: int, fps: float | None
+    tmp_path: Path, family: str, made: Keywords, count: int, fps: float | None
 ) -> None:
     assert_equals_the_whole_model(family, BUILDERS[family](tmp_path, **made), count, fps)
 
@@ -301,7 +301,7 @@ def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> Non
     sampling = still | {
         "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 384}}
     }
-    rows: list[tuple[dict[str, Any], bool, int]] = [
+    rows: list[tuple[JsonObject, bool, int]] = [
         (sampling, False, 384),
         (sampling, True, 384),
         (still, False, 512),

@@ -30,7 +30,7 @@ from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from protokv.stream.opening import load
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames
+from tests.conftest import Keywords, random_frames
 from tests.prepared import Prepared
 
 # Widths and heights.
@@ -142,7 +142,7 @@ def test_a_state_brings_its_cost_and_takes_no_other(
 
     def watch(source: Prepared, **cost: int) -> int:
         config = DurableConfig(budget=64)
-        how: dict[str, Any] = {"backbone": str(tiny_folder), "device": "cpu", **cost}
+        how: Keywords = {"backbone": str(tiny_folder), "device": "cpu", **cost}
         return ingest(source, path, config, append=True, **how).steps
 
     assert watch(Prepared(1, 4), frame_tokens=5) == 2

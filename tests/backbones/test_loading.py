@@ -25,7 +25,7 @@ from protokv.core.sharding import LayerShards
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
-from tests.conftest import watched
+from tests.conftest import Keywords, watched
 from tests.core.streams import same
 
 QUESTION = "what is the first star ?"
@@ -246,9 +246,9 @@ def test_the_settings_for_video_come_before_those_for_images_the_newest_form_fir
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> Keywords:
     """Record the arguments of `from_pretrained`, as if every package were installed."""
-    seen: dict[str, Any] = {}
+    seen: Keywords = {}
     load: Callable[..., Any] = Qwen2_5_VLForConditionalGeneration.from_pretrained
 
     def fake(path: str, **settings: Any) -> Any:
@@ -266,9 +266,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def test_quantisation_and_device_map_reach_transformers(
-    folder: Path, asked: dict[str, Any]
-) -> None:
+def test_quantisation_and_device_map_reach_transformers(folder: Path, asked: Keywords) -> None:
     backbone = on_cpu(folder, dtype="bfloat16", quantization="4bit")
     config = asked["quantization_config"]
     assert (config.load_in_4bit, config.bnb_4bit_quant_type) == (True, "nf4")
@@ -291,7 +289,7 @@ def test_quantisation_and_device_map_reach_transformers(
 
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])
 def test_quantisation_leaves_tower_head_and_odd_sizes(
-    folder: Path, asked: dict[str, Any], quantization: str
+    folder: Path, asked: Keywords, quantization: str
 ) -> None:
     backbone: Any = load_backbone(str(folder), device="cpu", quantization=quantization)
     model = backbone._text
@@ -308,7 +306,7 @@ def test_quantisation_leaves_tower_head_and_odd_sizes(
 
 
 def test_a_state_of_a_quantised_model_loads_it_again(
-    folder: Path, asked: dict[str, Any], tmp_path: Path
+    folder: Path, asked: Keywords, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.safetensors"
     protokv.save(

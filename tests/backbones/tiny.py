@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from protokv.texts import JsonObject
+
 TEXT = "user assistant what who where is the a star ring red blue first last one two three ? ."
 WORDS = TEXT.split()
 END = "<|endoftext|>"
@@ -161,7 +163,7 @@ def save_random(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-def text_settings(heads: int = 4, kv_heads: int = 2, **rope: Any) -> dict[str, Any]:
+def text_settings(heads: int = 4, kv_heads: int = 2, **rope: Any) -> JsonObject:
     """Return the config of the language model of all tiny models, with this rotary embedding."""
     return {
         "vocab_size": VOCABULARY,
@@ -203,11 +205,11 @@ def save_model(name: str, folder: Path, **parts: Any) -> Path:
     return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
 
 
-def write_json(folder: Path, name: str, content: dict[str, Any]) -> None:
+def write_json(folder: Path, name: str, content: JsonObject) -> None:
     (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, Any]:
+def qwen_tokens(vocabulary: dict[str, int]) -> JsonObject:
     """Return the fields of a Qwen-VL config that name control tokens, and that the head is the
     embedding.
     """
@@ -228,7 +230,7 @@ def write_qwen2_vl(folder: Path) -> Path:
 
 
 def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
-    tower: dict[str, Any] = {
+    tower: JsonObject = {
         "hidden_size": 16,
         "intermediate_size": 20,
         "out_hidden_size": heads * HEAD_SIZE,
@@ -238,7 +240,7 @@ def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
 
 
 def write_qwen(
-    folder: Path, name: str, tower: dict[str, Any], heads: int = 4, kv_heads: int = 2
+    folder: Path, name: str, tower: JsonObject, heads: int = 4, kv_heads: int = 2
 ) -> Path:
     """Write a random Qwen-VL of a few thousand parameters, with frames of 4 to 9 tokens."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
@@ -295,8 +297,8 @@ def write_qwen3_5(folder: Path, *, experts: int = 0) -> Path:
 def write_qwen3(
     folder: Path,
     name: str,
-    text: dict[str, Any],
-    vision: dict[str, Any],
+    text: JsonObject,
+    vision: JsonObject,
     vocabulary: dict[str, int],
     experts: int,
 ) -> Path:

@@ -29,6 +29,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
+from protokv.texts import JsonObject
 from tests.backbones.tiny import PATCH
 
 Video = Sequence[np.ndarray]
@@ -56,7 +57,7 @@ class Prompt(NamedTuple):
         return [index * self.step_seconds for index in range(len(self.video))]
 
 
-def messages(question: str, *said: tuple[str, str]) -> list[dict[str, Any]]:
+def messages(question: str, *said: tuple[str, str]) -> list[JsonObject]:
     """Return a conversation about a video, which is in the user's first message; `said` has roles
     and texts.
     """

@@ -41,6 +41,7 @@ from protokv.stream.opening import load, save
 from protokv.stream.session import Session
 from protokv.stream.taking import DueSteps, take_together
 from protokv.stream.together import AskedQuestion, ask_together
+from protokv.texts import JsonObject
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
@@ -53,7 +54,7 @@ ROOT = Path(__file__).parents[2]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 MODEL = "Qwen2.5-VL-7B-Instruct"
-SMALL: dict[str, Any] = {
+SMALL: JsonObject = {
     "hidden_size": 64,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -168,7 +169,7 @@ def compare_families(visit: Visit, share: int) -> None:
     cudnn.conv.fp32_precision = "ieee"
     families = list(BUILDERS)[share::4]
     kinds = ["durable", "sliding-window"] if visit.tiny else list(MEMORIES)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for family in families[:1] if visit.tiny else families:
         folder = visit.work / family
         folder.mkdir()
@@ -194,7 +195,7 @@ def compare_families(visit: Visit, share: int) -> None:
     )
 
 
-def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
+def _compared(models: JsonObject, config: Any) -> JsonObject:
     """Return how far logits and states are apart: behind the first step, and behind the sixth,
     after evictions.
     """
@@ -398,7 +399,7 @@ def _measure_memory(
     device._can_capture = lambda _: CUDA and by_graphs
     session = Session.start(backbone, MemoryConfig.of(kind, budget=budget))
     rounds = 2 if visit.tiny else 20
-    row: dict[str, Any] = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
+    row: JsonObject = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
     session.timings = Timings()
 
     def at() -> float:
@@ -482,7 +483,7 @@ def update(session: Session) -> None:
     session.clock = replace(session.clock, steps=index + 1)
 
 
-def _profiled(call: Callable[[], object], rounds: int = 3) -> dict[str, Any]:
+def _profiled(call: Callable[[], object], rounds: int = 3) -> JsonObject:
     """Return kernels and milliseconds that the device is busy, a call, and the kernels that take
     most.
     """
@@ -523,7 +524,7 @@ def measure_kernels(visit: Visit, _: int) -> None:
         visit.say(T=T, N=N, **_kernels(T, N, 2 if visit.tiny else 30))
 
 
-def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
+def _kernels(T: int, N: int, rounds: int) -> JsonObject:
     g = torch.Generator(DEVICE).manual_seed(0)
     H = 4
     D = 128
@@ -552,7 +553,7 @@ def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
         "efficient, columns": lambda: kernels._efficient(wide, *ready, None, scale),
         "no bias": lambda: kernels.compute_attention(q, k, v, None, scale),
     }
-    row: dict[str, Any] = {}
+    row: JsonObject = {}
     for name, call in ways.items():
         try:
             out, lse = call()

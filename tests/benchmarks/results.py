@@ -6,9 +6,10 @@ import platform
 import resource
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from protokv.texts import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,7 +26,7 @@ def cpu_seconds(process: int | str) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[JsonObject]) -> str:
     """Return rows as Markdown in columns that line up."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [
@@ -37,20 +38,20 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
-def about(machine: dict[str, Any]) -> str:
+def about(machine: JsonObject) -> str:
     """Return the machine in one line."""
     return ", ".join(f"{key} {value}" for key, value in machine.items()) + "."
 
 
-def write_table(name: str, device: str, rows: list[dict[str, Any]], note: str) -> None:
+def write_table(name: str, device: str, rows: list[JsonObject], note: str) -> None:
     """Write `results/NAME-DEVICE.json` and `.md`."""
     file = RESULTS / f"{name}-{device}"
-    document: dict[str, Any] = {"machine": machine(device), "note": note, "rows": rows}
+    document: JsonObject = {"machine": machine(device), "note": note, "rows": rows}
     file.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     file.with_suffix(".md").write_text(f"{about(document['machine'])}\n\n{note}\n\n{table(rows)}\n")
 
 
-def machine(device: str) -> dict[str, Any]:
+def machine(device: str) -> JsonObject:
     """Return what the figures depend on, without a name of the machine."""
     cpuinfo = Path("/proc/cpuinfo")
     models = (

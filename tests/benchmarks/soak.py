@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
 
 import av
 import torch
 
+from protokv.texts import JsonObject
 from tests.benchmarks.results import cpu_seconds, resident_mib, write_table
 from tests.video.conftest import encode
 
@@ -47,7 +47,7 @@ def write_video(path: Path, minutes: int) -> None:
     )
 
 
-def watch(video: Path, state: Path, *, budget: int, every: int) -> Iterator[dict[str, Any]]:
+def watch(video: Path, state: Path, *, budget: int, every: int) -> Iterator[JsonObject]:
     """Yield a row for each commit.
 
     Raises:

@@ -19,9 +19,12 @@ import numpy as np
 import pytest
 from typer import testing
 
+from protokv.texts import JsonObject
 from protokv_cli.main import app
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import encode
+
+Watch = Callable[..., Path]
 
 # Typer builds all commands for every call; one build serves all tests of a process.
 testing._get_command = cache(testing._get_command)  # type: ignore[attr-defined]
@@ -47,9 +50,7 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def watched(
-    video: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def watched(video: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Watch:
     """The state of the video at a budget of 24, by further options of `ingest`; made once, and to
     be copied.
     """
@@ -71,7 +72,7 @@ class Result:
     out: str
     err: str
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         return [json.loads(line) for line in self.out.splitlines()]
 
 

@@ -20,6 +20,7 @@ import typer
 
 from protokv.ingestion import ingest_events
 from protokv.state.moments import list_instants, parse_duration
+from protokv.texts import JsonObject
 from protokv_cli.exits import ExitCode
 from protokv_cli.main import COMMANDS, app
 from protokv_cli.options import VARIABLES, MemoryFlags, make_kwargs
@@ -123,7 +124,7 @@ def test_commands_and_options_of_an_example_exist(command: str) -> None:
             check_values(name, context.params)
 
 
-def check_values(name: str, given: dict[str, Any]) -> None:
+def check_values(name: str, given: JsonObject) -> None:
     """Read the texts of options as the command does, which raises for what is none."""
     command: Any = COMMANDS[name]
     for group in get_type_hints(command.__wrapped__).values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from protokv.slots import SlotsFile
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from protokv_cli.exits import ExitCode
-from tests.cli.conftest import Program, write_video
+from tests.cli.conftest import Program, Watch, write_video
 
 
 @pytest.fixture
-def state(protokv: Program, watched: Callable[..., Path]) -> Path:
+def state(protokv: Program, watched: Watch) -> Path:
     return Path(shutil.copy(watched("--memory", "paper"), protokv.folder))
 
 
@@ -215,7 +214,7 @@ def test_a_state_is_written_as_plain_tensors_for_engines_and_these_are_no_state(
 
 
 def test_a_memory_that_chooses_by_the_question_is_no_plain_tensors(
-    protokv: Program, watched: Callable[..., Path]
+    protokv: Program, watched: Watch
 ) -> None:
     state = watched("--memory", "rekv")
     target = protokv.folder / "clip.kv.safetensors"

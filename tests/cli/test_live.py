@@ -22,6 +22,7 @@ from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import EventPrinter
 from tests.cameras import EPOCH, World, gone
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commit
+from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 
@@ -34,7 +35,7 @@ TICKS = [40 * i for i in range(200)]
 def camera(tmp_path: Path, mocked: None) -> Path:
     path = tmp_path / "camera.safetensors"
     world = World(*map(list, SCRIPTS))
-    options: dict[str, Any] = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
+    options: Keywords = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
     with world.source("rtsp://admin:s3cret@camera/1") as source:
         list(
             ingest_events(

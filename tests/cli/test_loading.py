@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import reload
@@ -21,7 +21,7 @@ import pytest
 from protokv.backbones.files import digest_weights
 from protokv.state.reader import StateReader
 from protokv_cli.exits import ExitCode
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Watch
 
 NAME = "somebody/tiny-model"
 SHA = "a" * 40
@@ -182,7 +182,7 @@ print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if "protokv
 
 
 def test_a_question_imports_neither_what_watches_nor_what_reads_videos(
-    protokv: Program, watched: Callable[..., Path]
+    protokv: Program, watched: Watch
 ) -> None:
     shutil.copy(watched(), protokv.folder / "clip.safetensors")
     command = [sys.executable, "-c", _SHOW_ROOMS]
@@ -202,7 +202,7 @@ def test_a_question_imports_neither_what_watches_nor_what_reads_videos(
 
 
 def test_the_variable_is_a_default_for_states_whose_own_model_is_not_here(
-    protokv: Program, watched: Callable[..., Path], video: Path
+    protokv: Program, watched: Watch, video: Path
 ) -> None:
     (protokv.folder / "states").mkdir()
     named = shutil.copy(watched(), protokv.folder / "states" / "tiny.safetensors")

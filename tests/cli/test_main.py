@@ -29,6 +29,7 @@ from protokv_cli.parsing import (
     parse_variation,
 )
 from tests.cli.conftest import Program
+from tests.conftest import Keywords
 
 GROUP: Any = typer.main.get_command(main.app)
 
@@ -102,7 +103,7 @@ names.
 
 def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path) -> None:
     assert embedded("ingest", video, "-o", "s.safetensors", "--budget", "24", "--json").code == 0
-    options: dict[str, Any] = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
+    options: Keywords = {"cwd": embedded.folder, "env": embedded.environment, "timeout": 120}
     result = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, **options
     )

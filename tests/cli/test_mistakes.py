@@ -7,13 +7,12 @@ from __future__ import annotations
 import shlex
 import shutil
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from protokv_cli.exits import ExitCode
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Watch
 
 TABLE = tomllib.loads((Path(__file__).parent / "mistakes.toml").read_text(encoding="utf-8"))
 MISTAKES = [
@@ -40,7 +39,7 @@ def files() -> dict[Path, bytes]:
 def test_a_mistake_is_one_error_line_at_most_one_hint_and_its_code(
     protokv: Program,
     video: Path,
-    watched: Callable[..., Path],
+    watched: Watch,
     command: str,
     code: str,
     said: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from protokv import Cache
 from protokv_cli.exits import ExitCode
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Watch
 from tests.cli.terminal import run_on_terminal
 from tests.mock_backbone import MockBackbone
 
@@ -28,7 +27,7 @@ QUESTION = "what is first ?"
 
 
 @pytest.fixture
-def state(protokv: Program, watched: Callable[..., Path]) -> Path:
+def state(protokv: Program, watched: Watch) -> Path:
     return Path(shutil.copy(watched(), protokv.folder))
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +13,9 @@ from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.judges import Judge, JudgeVerdict
 from protokv.replay.rows import AnswerRow, AnswerRowFile
 from protokv.state.reader import StateReader
+from protokv.texts import JsonObject
 from protokv_cli.exits import ExitCode
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Watch
 from tests.replay.benchmarks.conftest import data_root  # noqa: F401
 
 QUESTIONS = (
@@ -44,7 +43,7 @@ def small(protokv: Program, video: Path) -> tuple[object, ...]:
     return ("replay", video, *SMALL, "--json")
 
 
-def results() -> list[dict[str, Any]]:
+def results() -> list[JsonObject]:
     return [json.loads(line) for line in Path("small.results.jsonl").read_text().splitlines()]
 
 
@@ -188,7 +187,7 @@ def test_open_answers_are_judged_after_the_pass(
 
 
 def test_a_calibrated_replay_lets_a_query_promise_and_withhold(
-    protokv: Program, small: tuple[object, ...], watched: Callable[..., Path]
+    protokv: Program, small: tuple[object, ...], watched: Watch
 ) -> None:
     state = watched()
     protokv.environment["PROTOKV_CALIBRATIONS"] = str(protokv.folder / "calibrations")

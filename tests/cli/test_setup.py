@@ -14,6 +14,7 @@ from protokv.backbones.sizes import EMBEDDED_MODELS, KNOWN_MODELS
 from protokv_cli.exits import ExitCode
 from protokv_cli.models import describe_models
 from tests.cli.conftest import Program
+from tests.conftest import Keywords
 
 GIB = 1 << 30
 
@@ -70,7 +71,7 @@ def test_each_published_model_is_a_row_and_a_line_with_its_whole_name(protokv: P
 
 
 def test_a_model_fits_where_it_has_room_and_the_greatest_that_fits_a_gpu_is_recommended() -> None:
-    def describe(**room: int) -> dict[str, Any]:
+    def describe(**room: int) -> Keywords:
         found = describe_models(
             {name: size * GIB for name, size in room.items()}, {KNOWN_MODELS[0].name: 5}
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from protokv.words import transcript
 from protokv_cli.exits import ExitCode
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Watch
 from tests.cli.terminal import run_on_terminal
 
 SHORT = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
@@ -100,7 +99,7 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(
 
 
 def test_a_state_that_cannot_tell_what_was_said_says_why(
-    protokv: Program, watched: Callable[..., Path], talk: Path, monkeypatch: pytest.MonkeyPatch
+    protokv: Program, watched: Watch, talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = protokv("inspect", watched(), "--words")
     assert (without.code, without.out, "no words: the video had none" in without.err) == (

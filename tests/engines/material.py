@@ -17,13 +17,14 @@ from protokv.memories import MemoryConfig
 from protokv.state.reader import load_state
 from protokv.stream.session import Session
 from protokv.stream.slots import export_slots
+from protokv.texts import JsonObject
 from tests.backbones import tiny
 from tests.conftest import random_frames
 
 HEAD_SIZE = 32
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
 # vLLM makes a processor of pictures, too, although no question has any.
-PICTURES: dict[str, dict[str, Any]] = {
+PICTURES: dict[str, JsonObject] = {
     "qwen3_vl": {
         "image_processor_type": "Qwen2VLImageProcessor",
         "size": tiny.QWEN3_SIZE,
@@ -59,7 +60,7 @@ def write_model(family: str, folder: Path, dtype: str = "float32") -> Path:
     """
     settings = tiny.text_settings
 
-    def wide_settings(*given: int, **rope: Any) -> dict[str, Any]:
+    def wide_settings(*given: int, **rope: Any) -> JsonObject:
         if "mrope_section" in rope:
             rope["mrope_section"] = [8, 4, 4]
         return settings(*given, **rope)

@@ -34,6 +34,7 @@ from protokv.state.reader import StateReader
 from protokv.stream.answer import Answer
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
 from tests.conftest import random_frames
 from tests.engines import material
 from tests.engines.server import Server
@@ -53,7 +54,7 @@ class Comparison:
     questions: int = 0
     furthest: float = 0.0
     wrong: list[str] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: JsonObject = field(default_factory=dict)
 
     def compare(self, expected: Answer, found: Answer, most: float = MOST) -> None:
         """Compare token by token, until a near tie parts the two."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from protokv.stream.session import Session
 from protokv.stream.slots import find_lead
+from protokv.texts import JsonObject
 
 
 class StandIn:
@@ -26,7 +27,7 @@ class StandIn:
         self._lock = threading.Lock()
         self.url = ""
 
-    def complete(self, body: dict[str, Any], session: Session) -> Iterator[dict[str, Any]]:
+    def complete(self, body: JsonObject, session: Session) -> Iterator[JsonObject]:
         """Yield a chunk for each likeliest token that follows the prompt."""
         # The lead of a question is among the slots.
         ids = [*find_lead(session), *body["prompt"]]
@@ -48,7 +49,7 @@ class StandIn:
                 return
             ids.append(token)
 
-    def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
+    def answer(self, body: JsonObject) -> tuple[int, bytes]:
         """Return the status and the body of a reply."""
         self.asked.append(body)
         self.together.wait(60)

@@ -26,7 +26,7 @@ from protokv.stream.slots import digest_commit, find_lead
 from protokv_cli.exits import ExitCode
 from tests.backbones.tiny import BUILDERS
 from tests.cli.conftest import Program
-from tests.conftest import watched
+from tests.conftest import Keywords, watched
 from tests.engines.stand_in import StandIn, refuse, stand_in
 
 QUESTION = "who is the star ?"
@@ -75,7 +75,7 @@ def asked(state: Path, engine: StandIn, folder: Path) -> EngineSession:
 def test_answers_are_those_of_the_session(
     asked: EngineSession, session: Session, decoding: Decoding | None
 ) -> None:
-    how: dict[str, Any] = {"turns": [("what is red ?", "a ring")], "system": "the star is blue"}
+    how: Keywords = {"turns": [("what is red ?", "a ring")], "system": "the star is blue"}
     expected = session.ask(QUESTION, decoding, **how)
     found = asked.ask(QUESTION, decoding, **how)
     for name in ("text", "tokens", "finish_reason", "turns", "stream_time_s"):

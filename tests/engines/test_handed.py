@@ -26,6 +26,7 @@ from protokv.slots import SlotsFile, SlotsFolder
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.session import Session
 from protokv.stream.slots import make_slots
+from protokv.texts import JsonObject
 from protokv_cli.exits import ExitCode
 from tests.backbones.tiny import BUILDERS
 from tests.cli.conftest import Program, write_video
@@ -80,7 +81,7 @@ def holds(file: SlotsFile, session: Session) -> bool:
     )
 
 
-def turn(i: int) -> dict[str, Any]:
+def turn(i: int) -> JsonObject:
     return {"role": "user", "content": [{"type": "text", "text": QUESTION}, picture(FILES[i])]}
 
 

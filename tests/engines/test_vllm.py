@@ -15,6 +15,7 @@ import torch
 
 from protokv.errors import StateNotFound
 from protokv.slots import SlotsHead, write_slots
+from protokv.texts import JsonObject
 from tests.tolerance import near
 
 LAYERS, HEADS, SIZE, SLOTS, BLOCK = 3, 2, 32, 45, 16
@@ -66,7 +67,7 @@ class Base:
         return self.metadata
 
 
-STAND_INS: dict[str, dict[str, Any]] = {
+STAND_INS: dict[str, JsonObject] = {
     "vllm": {},
     "vllm.config": {},
     "vllm.distributed": {},
@@ -121,7 +122,7 @@ def make_tensors(seed: int) -> dict[str, torch.Tensor]:
 
 
 def make_head(**changes: Any) -> SlotsHead:
-    known: dict[str, Any] = {"slots": SLOTS, "commit": "c0", "model": "m", "family": "llama"}
+    known: JsonObject = {"slots": SLOTS, "commit": "c0", "model": "m", "family": "llama"}
     known |= {"dtype": "float32", "weights_digest": "", "biased": True, "free": True}
     return SlotsHead(**known | {"ids": PREFIX} | changes)
 

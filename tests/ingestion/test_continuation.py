@@ -19,7 +19,7 @@ from protokv.stream.opening import load, save
 from protokv.stream.session import Session
 from protokv.video import Frame, Source, open_source, read_steps
 from protokv.video.source import FrameRequest
-from tests.conftest import random_frames
+from tests.conftest import Keywords, random_frames
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
@@ -41,7 +41,7 @@ class Run:
     def __call__(
         self, path: Path, source: Source, *, stop_after: int = 10**9, **changes: Any
     ) -> IngestSummary:
-        options: dict[str, Any] = {
+        options: Keywords = {
             "config": CONFIGS["durable"],
             "backbone": self.backbone,
             "every": Every(n_steps=2),
@@ -202,7 +202,7 @@ SETTINGS = {**dict.fromkeys(MOCK.settings, "other"), "new": 1}
     ],
 )
 def test_another_memory_rate_model_size_of_frames_or_source_is_refused_with_the_difference(
-    said: str, change: dict[str, Any], run: Run, path: Path
+    said: str, change: Keywords, run: Run, path: Path
 ) -> None:
     run(path, A, stop_after=3)
     before = path.read_bytes()

@@ -43,6 +43,7 @@ from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.stream.together import ask_together
 from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
+from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -261,7 +262,7 @@ def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_to
         Commit,
         IngestSummary,
     ]
-    never: dict[str, Any] = {"should_stop": lambda: False}
+    never: Keywords = {"should_stop": lambda: False}
     with pytest.raises(SourceUnreadable, match="no frame"):
         run(World(), tmp_path / "t.safetensors", for_s=0.05, **never)
     *_, summary = run(World([10_000]), tmp_path / "u.safetensors", for_s=20.0, **never)

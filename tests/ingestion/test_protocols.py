@@ -25,6 +25,7 @@ from protokv.ingestion import (
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
+from tests.conftest import Keywords
 from tests.ingestion.camera import send
 from tests.mock_backbone import MockBackbone
 from tests.video.test_stream import Quiet, served
@@ -70,7 +71,7 @@ def watch(
     """Ingest until there are enough events, and call `each` after each; return the events."""
     events: list[Any] = []
     options = LiveOptions(**{"stall_s": 20.0, "for_s": 60.0, "retry_s": (0.05, 0.1), **live})
-    how: dict[str, Any] = {"live": options, "should_stop": lambda: enough(events)}
+    how: Keywords = {"live": options, "should_stop": lambda: enough(events)}
     for event in ingest_events(address, path, CONFIG, backbone=MockBackbone(), **how):
         events.append(event)
         each(event)
@@ -86,7 +87,7 @@ def test_a_camera_that_comes_back_from_0_goes_on(
 ) -> None:
     address = f"rtsp://admin:s3cret@127.0.0.1:{port}/1"
     # At real speed: frames far ahead of the clock begin a new count.
-    camera: dict[str, Any] = {
+    camera: Keywords = {
         "form": "rtsp",
         "frames": 12,
         "pace": 1.0,
@@ -132,7 +133,7 @@ def test_a_stream_from_the_network_is_watched(
     form: str,
     ours: str,
     theirs: str,
-    options: dict[str, Any],
+    options: Keywords,
     start_camera: Callable[..., None],
     port: int,
     path: Path,

@@ -37,6 +37,7 @@ from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from protokv.video import Frame, SourceDamage
 from protokv.video.source import FrameRequest
+from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
@@ -108,7 +109,7 @@ def test_settings_by_name_replace_those_of_a_record_of_options(path: Path) -> No
     options = IngestOptions(config=CONFIG, backbone=MockBackbone(), keep=9, every=COMMIT_NEVER)
     assert ingest(A, path, options=options, every=Every(n_steps=1), keep=2).complete
     assert StateReader.open(path).commits_s == [4.0, 5.0]
-    wrong: dict[str, Any] = {"evry": COMMIT_NEVER}
+    wrong: Keywords = {"evry": COMMIT_NEVER}
     with pytest.raises(TypeError, match="evry"):
         ingest(A, path, options=options, **wrong)
 
@@ -235,7 +236,7 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(path: Path) ->
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    record: Callable[..., object], options: dict[str, Any], said: str
+    record: Callable[..., object], options: Keywords, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         record(**options)

@@ -19,6 +19,7 @@ from protokv.memories import (
     ReKVConfig,
     SlidingWindowConfig,
 )
+from tests.conftest import Keywords
 
 
 @given(
@@ -109,9 +110,7 @@ def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object)
         ),
     ],
 )
-def test_an_impossible_setting_is_refused_by_name(
-    kind: str, settings: dict[str, Any], said: str
-) -> None:
+def test_an_impossible_setting_is_refused_by_name(kind: str, settings: Keywords, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         MemoryConfig.of(kind, **settings)
 

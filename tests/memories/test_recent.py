@@ -17,7 +17,7 @@ from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.describe import convert_state, describe_state
 from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames, watched
+from tests.conftest import Keywords, random_frames, watched
 from tests.core.streams import same
 from tests.tolerance import near_logits
 
@@ -64,7 +64,7 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(
     tiny: Backbone, positions: str
 ) -> None:
     steps = 2
-    settings: dict[str, Any] = {"last_steps": steps, "positions": positions}
+    settings: Keywords = {"last_steps": steps, "positions": positions}
     session = after(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
     # By hand: the prompt, the last steps, the question; compact, the first of the steps stands
     # right behind the prompt.

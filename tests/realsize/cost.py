@@ -12,7 +12,6 @@ import time
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import av
 import torch
@@ -25,6 +24,7 @@ from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
 from protokv.stream.taking import forward_steps
+from protokv.texts import JsonObject
 from tests.benchmarks.results import write_table
 from tests.realsize.build import CACHE, build
 
@@ -52,7 +52,7 @@ def fill(session: Session, keys: Tensor, values: Tensor, count: int, tokens: Ste
 
 
 @torch.inference_mode()
-def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, Any]:
+def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> JsonObject:
     """Return means of the parts of a step."""
     session = Session.start(backbone, MemoryConfig.of(memory, budget=budget))
     began = time.process_time()
@@ -111,7 +111,7 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for name in chosen.models:
         folder = CACHE / "models" / f"{name}-cost"
         if not folder.is_dir():

@@ -19,6 +19,7 @@ from protokv.replay.judges import (
     read_verdict,
 )
 from protokv.replay.rows import AnswerRowFile
+from protokv.texts import JsonObject
 from tests.replay.rows import ROW
 
 GOOD = "{'pred': 'yes', 'score': 4}"
@@ -51,7 +52,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
     return Judge("gpt-3.5-turbo-0125")
 
 
-def ask(judge: Judge, *replies: Any) -> tuple[JudgeVerdict | None, list[dict[str, Any]]]:
+def ask(judge: Judge, *replies: Any) -> tuple[JudgeVerdict | None, list[JsonObject]]:
     judge._client = client = Client(*replies)
     return dict(judge.read([CASE]))[CASE], client.sent
 

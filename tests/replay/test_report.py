@@ -6,7 +6,6 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +23,13 @@ from protokv.replay.metrics import (
 from protokv.replay.report import REPORT_COLUMNS, summarise_answers
 from protokv.replay.rows import AnswerRow
 from protokv.replay.tables import save_report_points, tabulate_report
+from protokv.texts import JsonObject
 from tests.replay.rows import ROW, example_rows
 
 GROUPED = lambda kind, _: {"colour": "content", "first": "order"}[kind]  # noqa: E731
 
 
-def points_of(
-    report: dict[str, Any], name: str = "all"
-) -> dict[tuple[str, int, float], dict[str, Any]]:
+def points_of(report: JsonObject, name: str = "all") -> dict[tuple[str, int, float], JsonObject]:
     found = (point for point in report["points"] if point["name"] == name)
     return {(point["memory"], point["budget"], point["delay_s"]): point for point in found}
 

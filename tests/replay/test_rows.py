@@ -4,12 +4,13 @@ import gzip
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.rows import AnswerRowFile, read_answer_rows
+from protokv.texts import JsonObject
+from tests.conftest import Keywords
 from tests.replay.rows import ROW, example_rows
 
 
@@ -52,7 +53,7 @@ def test_what_is_no_file_of_rows_is_refused_by_its_line(tmp_path: Path) -> None:
         read_answer_rows([packed])
 
 
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, JsonObject] = {
     "the protocol": {"protocol": 99},
     "the model": {"model": {**ROW.model, "weights_digest": "other"}},
     "the decoding": {"decoding": {"max_new_tokens": 3}},
@@ -64,7 +65,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("fact", "change"), CHANGES.items(), ids=CHANGES.keys())
 def test_a_row_of_another_study_is_another_and_is_refused(
-    tmp_path: Path, fact: str, change: dict[str, Any]
+    tmp_path: Path, fact: str, change: JsonObject
 ) -> None:
     other = replace(ROW, **change)
     assert other.key != ROW.key
@@ -83,7 +84,7 @@ def test_a_row_of_another_study_is_another_and_is_refused(
 def test_other_videos_questions_memories_budgets_and_delays_belong_to_one_study(
     tmp_path: Path,
 ) -> None:
-    changes: list[dict[str, Any]] = [
+    changes: list[Keywords] = [
         {"video": "b", "stream": {"fingerprint": "g"}},
         {"question_id": "2", "question": "Who?"},
         {"memory": "window", "config": {}},

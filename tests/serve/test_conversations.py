@@ -26,6 +26,7 @@ from protokv.serve.chat import parse_chat_request
 from protokv.serve.conversations import ChatMessage
 from protokv.serve.sessions import parse_session_request
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
@@ -37,12 +38,12 @@ FILES = [encode(frame, lossless=True) for frame in FRAMES]
 QUESTION = "what is it"
 
 
-def picture(file: bytes, form: str = "webp") -> dict[str, Any]:
+def picture(file: bytes, form: str = "webp") -> JsonObject:
     url = f"data:image/{form};base64,{base64.b64encode(file).decode()}"
     return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
 
 
-def turn(i: int, said: str = QUESTION) -> dict[str, Any]:
+def turn(i: int, said: str = QUESTION) -> JsonObject:
     return {"role": "user", "content": [{"type": "text", "text": said}, picture(FILES[i])]}
 
 
@@ -329,7 +330,7 @@ def test_pictures_are_for_the_user_and_for_the_model_alone(strict: TestClient, m
 YES = {"type": "boolean"}
 
 
-def schema(**fields: Any) -> dict[str, Any]:
+def schema(**fields: Any) -> JsonObject:
     return {
         "type": "object",
         "properties": fields,
@@ -339,11 +340,11 @@ def schema(**fields: Any) -> dict[str, Any]:
     }
 
 
-def ask_for(asked: Any) -> dict[str, Any]:
+def ask_for(asked: Any) -> JsonObject:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": asked}}
 
 
-FEW: list[tuple[dict[str, Any], list[Any]]] = [
+FEW: list[tuple[JsonObject, list[Any]]] = [
     ({"enum": ["red", "green"]}, ["red", "green"]),
     ({"type": "string", "enum": ["red", 3, "green"]}, ["red", "green"]),
     (schema(met=YES | {"description": "whether"}), [{"met": False}, {"met": True}]),
@@ -369,7 +370,7 @@ class Answering(MockBackbone):
 @pytest.mark.parametrize(("asked", "answers"), FEW)
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
 def test_a_schema_of_few_answers_is_a_choice_among_them(
-    made: Path, asked: dict[str, Any], answers: list[Any], streamed: bool
+    made: Path, asked: JsonObject, answers: list[Any], streamed: bool
 ) -> None:
     with server(made, Answering()) as address, client(address) as one:
         reply: Any = one.chat.completions.create(
@@ -425,7 +426,7 @@ def test_a_schema_within_schemas_is_refused_and_so_is_one_beside_choices(
     for _ in range(150):
         deep = schema(a=deep)
     messages = [{"role": "user", "content": QUESTION}]
-    asked: dict[str, Any] = {
+    asked: JsonObject = {
         "model": "door",
         "messages": messages,
         "response_format": ask_for(deep),

@@ -32,6 +32,8 @@ from protokv.state.sources import WallClockLog
 from protokv.stream.answer import Answer
 from protokv.stream.evidence import Evidence, EvidenceSpan
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
+from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.serve.conftest import server, watch
@@ -173,7 +175,7 @@ def test_all_of_a_conversation_counts_and_text_may_come_in_parts(made: Path) -> 
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state with commits at 1, 2 and 3 seconds."""
     folder = tmp_path_factory.mktemp("kept")
-    options: dict[str, Any] = {"backbone": MockBackbone(), "every": Every(n_steps=1), "keep": 9}
+    options: Keywords = {"backbone": MockBackbone(), "every": Every(n_steps=1), "keep": 9}
     config = DurableConfig(budget=40)
     list(ingest_events(Prepared(3, 6), folder / "door.safetensors", config, **options))
     return folder
@@ -223,7 +225,7 @@ def test_a_camera_is_live_while_somebody_writes_its_state(kept: Path) -> None:
     ],
 )
 def test_an_answer_about_a_video_that_an_embedded_model_cannot_read_says_so(
-    kept: Path, named: str, source: dict[str, Any], said: bool
+    kept: Path, named: str, source: JsonObject, said: bool
 ) -> None:
     state = load_state(kept / "door.safetensors")
     identity = replace(state.backbone, name=named)
@@ -244,7 +246,7 @@ def test_answers_about_a_part_have_the_times_of_the_video_beside_those_of_the_st
     source = {"name": "talk.mp4 from 300 s", "fingerprint": "ab@300.000000+", "answers": [said]}
     save_state(replace(state, source=source), kept / "part.safetensors")
     with server(kept) as address, client(address) as one:
-        more: dict[str, Any] = {"extra_body": {"evidence": True}}
+        more: Keywords = {"extra_body": {"evidence": True}}
         (span, *_) = ask(one, "part", **more).evidence
         assert (span["video"], span["video_end_s"]) == ("talk.mp4", span["end_s"] + 300)
         assert "video" not in ask(one, "door", **more).evidence[0]

@@ -13,6 +13,7 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.state.header import State
 from protokv.state.store import STATE_FORMS
+from protokv.texts import JsonObject
 
 if TYPE_CHECKING:
     from tests.state.s3 import S3Server
@@ -37,7 +38,7 @@ def make(**changes: Any) -> State:
         "offset": torch.tensor(4),
         "warmup.keys": torch.empty(2, 0, 7),
     }
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "backbone": BackboneIdentity("some/model", "qwen2_5_vl", "c0ffee", "bfloat16", "5eed"),
         "memory": {
             "kind": "protokv",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from protokv.state.checkpoint import check_state_fits
 from protokv.stream.opening import load, save
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
 from tests.conftest import random_frames
 
 CONFIGS = {
@@ -64,7 +64,7 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
     ids=["settings without sense", "tensors of other settings", "clock of another model"],
 )
 def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(
-    field: str, change: dict[str, Any], named: str, tiny: Backbone
+    field: str, change: JsonObject, named: str, tiny: Backbone
 ) -> None:
     state = watched(tiny, CONFIGS["durable"], 0, 3).make_state()
     if field == "memory":

@@ -23,6 +23,7 @@ from protokv.state.checkpoint import save_state
 from protokv.state.header import DTYPE_NAMES
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
+from protokv.texts import JsonObject
 from tests.state.conftest import EVERY_FORM, make, moment, names, same
 
 DTYPES = list(DTYPE_NAMES)
@@ -89,7 +90,7 @@ def test_the_same_state_gives_the_same_bytes_in_any_order(suffix: str, tmp_path:
     ]
 
 
-UNREADABLE: list[tuple[dict[str, Any], str]] = [
+UNREADABLE: list[tuple[JsonObject, str]] = [
     ({"memory": {"rate": float("inf")}}, "JSON"),
     ({"settings": {"what": object()}}, "JSON"),
     ({"settings": {"long": "x" * (5 << 20)}}, "bytes"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from protokv.state.checkpoint import save_state
 from protokv.state.header import State
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
+from protokv.texts import JsonObject
 from tests.state.conftest import EVERY_FORM, names, same
 from tests.state.conftest import moment as at
 
@@ -35,7 +35,7 @@ def times(path: Path) -> list[float]:
     ],
 )
 def test_commits_of_another_stream_are_neither_read_nor_removed(
-    other: dict[str, Any], tmp_path: Path
+    other: JsonObject, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.safetensors"
     for step in (1, 2, 3):

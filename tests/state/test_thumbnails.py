@@ -6,7 +6,6 @@ import io
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from protokv.state.thumbnails import (
     encode_thumbnail,
     make_thumbnail,
 )
+from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -103,7 +103,7 @@ def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_on
 
 def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.safetensors"
-    options: dict[str, Any] = {"backbone": MockBackbone(), "thumbnails": 0}
+    options: Keywords = {"backbone": MockBackbone(), "thumbnails": 0}
     list(ingest_events(Prepared(0, 80), path, CONFIG, **options))
     assert describe_state(path)["thumbnails"] is None
     found = load_state(path).tensors

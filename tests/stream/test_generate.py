@@ -14,6 +14,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingC
 
 import protokv
 from protokv.errors import ConfigError
+from tests.conftest import Keywords
 from tests.core.streams import copy_of, same
 from tests.stream.test_held import ANSWER, feed, make, texts
 
@@ -44,7 +45,7 @@ def _stop(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
     return ids[:, -1] % 3 == 0
 
 
-MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, Keywords] = {
     "greedy": {},
     "sample": {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 9, "min_p": 0.01},
     "prompt lookup": {"prompt_lookup_num_tokens": 3},
@@ -62,7 +63,7 @@ MODES: dict[str, dict[str, Any]] = {
     "most seconds": {"max_time": 1000.0},
     "ends": {"eos_token_id": [2, 20]},
 }
-REFUSED: dict[str, dict[str, Any]] = {
+REFUSED: dict[str, Keywords] = {
     "beams": {"num_beams": 2},
     "beam sample": {"num_beams": 2, "do_sample": True},
     "several sequences": {"do_sample": True, "num_return_sequences": 2},
@@ -81,7 +82,7 @@ def setup() -> Setup:
     return model, cache, question, torch.cat((*steps, question), 1)
 
 
-def answer(model: Any, inputs: dict[str, Any], mode: dict[str, Any]) -> list[int]:
+def answer(model: Any, inputs: Keywords, mode: Keywords) -> list[int]:
     torch.manual_seed(0)
     found = model.generate(**inputs, **ANSWER | mode)
     return getattr(found, "sequences", found)[0, inputs["input_ids"].shape[1] :].tolist()

@@ -16,6 +16,7 @@ from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
 from protokv.stream.guide import JsonGuide
 from protokv.stream.session import Session
+from protokv.texts import JsonObject
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 
@@ -49,7 +50,7 @@ class Spelling(MockBackbone):
         return torch.randn(*hidden.shape[:-1], len(LETTERS) + 5, generator=generator)
 
 
-FITTING: dict[str, Any] = {
+FITTING: JsonObject = {
     "two values": (
         {"a": {"type": "boolean"}, "e": {"enum": ["fine", "rest"]}},
         lambda one: isinstance(one["a"], bool) and one["e"] in ("fine", "rest"),

@@ -20,9 +20,10 @@ from protokv.core.rotary import rotate
 from protokv.core.step import StepKV
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
+from tests.conftest import Keywords
 from tests.core.streams import copy_of, same
 
-BASE: dict[str, Any] = {
+BASE: Keywords = {
     "vocab_size": 96,
     "hidden_size": 64,
     "intermediate_size": 48,
@@ -35,7 +36,7 @@ BASE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16}
-ANSWER: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+ANSWER: Keywords = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
 
 
 def make(name: str, **settings: Any) -> Any:
@@ -83,7 +84,7 @@ def llama() -> Any:
     ids=str,
 )
 def test_tokens_said_again_merge_into_what_they_are_where_no_layer_rotates(
-    name: str, settings: dict[str, Any]
+    name: str, settings: Keywords
 ) -> None:
     """Six words again and again take few places: the memory stands for the full cache."""
     model = make(name, **settings)
@@ -177,7 +178,7 @@ def test_a_model_with_an_angle_for_each_pair_and_its_sine_first_is_read_as_it_is
     ],
 )
 def test_attention_that_a_memory_does_not_serve_is_refused_before_a_token_is(
-    name: str, settings: dict[str, Any], said: str
+    name: str, settings: Keywords, said: str
 ) -> None:
     if not hasattr(transformers, f"{name}Config"):
         pytest.skip("this version of transformers has no such family")

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from protokv.memories import MEMORIES, DurableConfig, MemoryConfig, PaperConfig
 from protokv.stream.session import Session
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames, watched
+from tests.conftest import Keywords, random_frames, watched
 from tests.core.streams import copy_of, same
 from tests.mock_backbone import MockBackbone
 from tests.tolerance import near_logits
@@ -146,7 +145,7 @@ def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(
 
 def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Backbone) -> None:
     session = watched(tiny, PaperConfig(budget=400), range(3))
-    how: dict[str, Any] = {"turns": [("who ?", "star")], "evidence": True}
+    how: Keywords = {"turns": [("who ?", "star")], "evidence": True}
     choices = ("red star", "blue", "two")
     firsts = [tiny.encode(one)[0] for one in choices]
     asked = session.choose(QUESTION, choices, **how)

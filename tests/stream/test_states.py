@@ -16,7 +16,7 @@ from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames, watched, widen
+from tests.conftest import Keywords, random_frames, watched, widen
 from tests.tolerance import near_logits
 
 QUESTION = "who is the star ?"
@@ -69,7 +69,7 @@ def test_a_question_to_the_state_of_a_cache_has_the_logits_of_the_cache(
 @torch.no_grad()
 def go_on(model: Any, cache: protokv.Cache, step: StepTokens, positions: torch.Tensor) -> None:
     """Forward an embedded step by the model's own decoder, and commit it."""
-    more: dict[str, Any] = {}
+    more: Keywords = {}
     if step.deepstack is not None:
         mask = torch.zeros(1, len(step), dtype=torch.bool)
         mask[0, step.visual] = True

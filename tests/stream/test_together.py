@@ -23,11 +23,11 @@ from protokv.stream.session import Session
 from protokv.stream.together import AskedQuestion, answer_together, ask_together
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, WORDS
-from tests.conftest import random_frames, watched
+from tests.conftest import Keywords, random_frames, watched
 from tests.tolerance import near_logits
 
 QUESTIONS = [" ".join(WORDS[first::7]) for first in range(2, 9)]
-MEMORIES: list[tuple[str, dict[str, Any], int]] = [
+MEMORIES: list[tuple[str, Keywords, int]] = [
     ("durable", {"budget": 41, "positions": "stream"}, 9),
     ("durable", {"budget": 29, "positions": "compact"}, 13),
     ("sliding-window", {"budget": 23}, 7),
@@ -76,7 +76,7 @@ def tell_apart(session: Any, ours: Answer, theirs: Answer) -> None:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[int, str, Decoding, dict[str, Any]]:
+def asked(draw: st.DrawFn) -> tuple[int, str, Decoding, Keywords]:
     """Any of the sessions, a question of one to some thirty words, and a way to ask it."""
     words = draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30))
     how = {
@@ -84,7 +84,7 @@ def asked(draw: st.DrawFn) -> tuple[int, str, Decoding, dict[str, Any]]:
         "turns": draw(st.sampled_from([(), [("what is red ?", "a ring")]])),
     }
     length = draw(st.sampled_from([1, 2, 5, 11]))
-    ways: list[dict[str, Any]] = [
+    ways: list[Keywords] = [
         {"choices": ("red", "blue", "ring")},
         {"max_new_tokens": length},
         {"max_new_tokens": 11, "stop": ("ring", "star")},
@@ -100,7 +100,7 @@ def asked(draw: st.DrawFn) -> tuple[int, str, Decoding, dict[str, Any]]:
     most=st.integers(1, 9),
 )
 def test_answers_together_are_those_one_by_one(
-    sessions: list[Session], given: list[tuple[int, str, Decoding, dict[str, Any]]], most: int
+    sessions: list[Session], given: list[tuple[int, str, Decoding, Keywords]], most: int
 ) -> None:
     each = [
         AskedQuestion(sessions[place], text, decoding, how) for place, text, decoding, how in given

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+MakeClip = Callable[..., Path]
+
 ROWS = 4
 COLUMNS = 4
 DECODERS = ["pyav", *(["decord"] if importlib.util.find_spec("decord") else [])]
@@ -163,7 +165,7 @@ CLIPS = {
 
 
 @pytest.fixture(scope="session")
-def make_clip(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def make_clip(tmp_path_factory: pytest.TempPathFactory) -> MakeClip:
     folder = tmp_path_factory.mktemp("clips")
     made: dict[str, Path] = {}
 

@@ -1,6 +1,5 @@
 """Damaged files: every readable frame is given, every lost one is counted and dated."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from protokv.video import open_source, read_steps
 from protokv.video.registry import Decoder
 from tests.conftest import widen
-from tests.video.conftest import DECODERS, Clip, number_in, write
+from tests.video.conftest import DECODERS, Clip, MakeClip, number_in, write
 from tests.video.test_stream import piped
 
 
@@ -33,7 +32,7 @@ def with_rubbish(source: Path, target: Path, number: int) -> Path:
     ("name", "number"), [("constant rate", 13), ("constant rate", 60), ("jpeg", 30)]
 )
 def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
-    decoder: Decoder, name: str, number: int, make_clip: Callable[..., Path], tmp_path: Path
+    decoder: Decoder, name: str, number: int, make_clip: MakeClip, tmp_path: Path
 ) -> None:
     clip = make_clip("every frame a key frame" if name == "jpeg" else name)
     path = with_rubbish(clip, tmp_path / f"x{clip.suffix}", number)
@@ -55,7 +54,7 @@ def test_one_packet_of_rubbish_loses_one_frame_and_says_when(
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(
-    decoder: Decoder, make_clip: Callable[..., Path], tmp_path: Path
+    decoder: Decoder, make_clip: MakeClip, tmp_path: Path
 ) -> None:
     path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", 12)
     with open_source(path, decoder) as source:

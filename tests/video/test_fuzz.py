@@ -16,13 +16,12 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protokv.errors import SourceError
 from protokv.video import open_source, read_steps
-from tests.conftest import slow, wide
+from tests.conftest import Keywords, slow, wide
 from tests.peak import peak_kib
 from tests.video.conftest import Clip, write
 
@@ -33,7 +32,7 @@ pytest.importorskip("resource")
 STEADY = [40 * i for i in range(75)]
 MOST_S = 3600.0
 X265 = {"x265-params": "keyint=12:log-level=none:pools=none:frame-threads=1"}
-VPX: dict[str, Any] = {"options": {"deadline": "realtime"}}
+VPX: Keywords = {"options": {"deadline": "realtime"}}
 CLIPS = {
     "mp4": Clip(STEADY, options={"bf": "2"}),
     "front.mp4": Clip(STEADY, mux={"movflags": "faststart"}),

@@ -15,7 +15,7 @@ import pytest
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
 from tests.conftest import widen
-from tests.video.conftest import Clip, number_in, write
+from tests.video.conftest import Clip, MakeClip, number_in, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -192,7 +192,7 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path: Path) 
     ],
 )
 def test_an_error_while_opening_or_converting_is_a_source_error(
-    broken: str, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    broken: str, make_clip: MakeClip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_clip("constant rate")
 

@@ -5,7 +5,6 @@ import io
 import math
 import os
 import zlib
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from PIL import ImageCms, ImageOps
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source
-from tests.conftest import slow, wide, widen
-from tests.video.conftest import Clip, burn, number_in, write
+from tests.conftest import Keywords, slow, wide, widen
+from tests.video.conftest import Clip, MakeClip, burn, number_in, write
 from tests.video.test_stream import piped
 
 STEADY = [40 * i for i in range(20)]
@@ -51,7 +50,7 @@ def with_matrix(path: Path, target: Path, *matrix: float) -> Path:
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_a_display_matrix_turns_and_mirrors(
-    matrix: tuple[int, int, int, int], make_clip: Callable[..., Path], tmp_path: Path
+    matrix: tuple[int, int, int, int], make_clip: MakeClip, tmp_path: Path
 ) -> None:
     with open_source(make_clip("constant rate")) as plain:
         # Frame 7 looks the same from no two sides.
@@ -65,9 +64,7 @@ def test_a_display_matrix_turns_and_mirrors(
 
 
 @pytest.mark.parametrize("degrees", [30, 200])
-def test_an_odd_angle_is_noted(
-    degrees: int, make_clip: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_odd_angle_is_noted(degrees: int, make_clip: MakeClip, tmp_path: Path) -> None:
     sin = math.sin(math.radians(degrees))
     cos = math.cos(math.radians(degrees))
     with open_source(
@@ -90,7 +87,7 @@ def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     picture = PIL.Image.fromarray(burn(0b0110_0001_0111, 96, 64))
     path = tmp_path / f"x.{suffix}"
-    how: dict[str, Any] = {"exif": exif, "icc_profile": profile, "lossless": True, "quality": 95}
+    how: Keywords = {"exif": exif, "icc_profile": profile, "lossless": True, "quality": 95}
     if suffix == "avi":
         jpeg = io.BytesIO()
         picture.save(jpeg, "JPEG", **how)
@@ -138,7 +135,7 @@ def test_pixels_are_square_as_players_show_them(
         assert [number_in(frame.image) for frame in frames] == list(range(20))
 
 
-def two_tracks(path: Path, *tracks: dict[str, Any]) -> Path:
+def two_tracks(path: Path, *tracks: Keywords) -> Path:
     """Write a file of video tracks: of `size`, `frames`, `codec` and `disposition`; the first block
     of each is lit.
     """

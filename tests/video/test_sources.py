@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
@@ -18,14 +17,12 @@ from protokv.video import Source, open_source, read_steps
 from protokv.video.registry import Decoder
 from protokv.video.source import SourceSlice
 from tests.cli.conftest import write_video
-from tests.video.conftest import CLIPS, DECODERS, Clip, number_in, write
+from tests.video.conftest import CLIPS, DECODERS, Clip, MakeClip, number_in, write
 
 needs_decord = pytest.mark.skipif("decord" not in DECODERS, reason="decord is not installed")
 
 
-def test_every_frame_comes_in_order_at_its_time(
-    clip_name: str, make_clip: Callable[..., Path]
-) -> None:
+def test_every_frame_comes_in_order_at_its_time(clip_name: str, make_clip: MakeClip) -> None:
     clip = CLIPS[clip_name]
     with open_source(make_clip(clip_name)) as source:
         frames = list(source.frames())
@@ -48,7 +45,7 @@ INEXACT = ("10 bits", "avi", "asf", "raw", "interlaced", "transport stream")
 @needs_decord
 @pytest.mark.parametrize("name", [name for name in CLIPS if name not in INEXACT])
 def test_decord_and_pyav_give_the_same_bytes_at_the_same_times_and_the_same_steps(
-    name: str, make_clip: Callable[..., Path]
+    name: str, make_clip: MakeClip
 ) -> None:
     path = make_clip(name)
     with open_source(path, "pyav") as one, open_source(path, "decord") as other:
@@ -72,7 +69,7 @@ LEFT_TO_PYAV = ("a still", "open groups", "open groups of h264")
     "name", ["constant rate", "reordered frames", "late start", "turned", *LEFT_TO_PYAV]
 )
 def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(
-    name: str, make_clip: Callable[..., Path]
+    name: str, make_clip: MakeClip
 ) -> None:
     reader = "pyav" if name in LEFT_TO_PYAV else "decord"
     with open_source(make_clip(name), "decord") as source:
@@ -83,7 +80,7 @@ def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(
 
 
 def test_decord_is_refused_where_it_is_missing_and_for_files_that_it_cannot_read_exactly(
-    make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    make_clip: MakeClip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in INEXACT:
         with pytest.raises(SourceUnreadable, match="decord cannot read") as caught:
@@ -95,7 +92,7 @@ def test_decord_is_refused_where_it_is_missing_and_for_files_that_it_cannot_read
 
 
 def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(
-    make_clip: Callable[..., Path],
+    make_clip: MakeClip,
 ) -> None:
     with pytest.raises(SourceUnreadable, match="gopher") as caught:
         open_source("gopher://host/video")
@@ -107,7 +104,7 @@ def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(
 @needs_decord
 @pytest.mark.parametrize("limit", [5, 30])
 def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(
-    limit: int, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    limit: int, make_clip: MakeClip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("protokv.video.decord_source._CHUNK_BYTES", limit * 128 * 96 * 3)
     with open_source(make_clip("reordered frames"), "decord") as source:
@@ -118,7 +115,7 @@ def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(
-    decoder: Decoder, make_clip: Callable[..., Path]
+    decoder: Decoder, make_clip: MakeClip
 ) -> None:
     with open_source(make_clip("constant rate"), decoder) as source:
         whole = list(read_steps(source, 5.0, 3))
@@ -151,7 +148,7 @@ SOUGHT += [
     ],
 )
 def test_reading_from_a_later_time_begins_with_the_frame_shown_then(
-    name: str, decoder: Decoder, make_clip: Callable[..., Path]
+    name: str, decoder: Decoder, make_clip: MakeClip
 ) -> None:
     with open_source(make_clip(name), decoder) as source:
         whole = [(f.time_s, f.image.tobytes()) for f in source.frames()]
@@ -163,7 +160,7 @@ def test_reading_from_a_later_time_begins_with_the_frame_shown_then(
 
 
 def test_a_closed_source_ends_its_readings_and_refuses_new_ones(
-    make_clip: Callable[..., Path],
+    make_clip: MakeClip,
 ) -> None:
     with open_source(make_clip("constant rate")) as source:
         frames = source.frames()
@@ -175,7 +172,7 @@ def test_a_closed_source_ends_its_readings_and_refuses_new_ones(
 
 
 def test_a_path_that_is_no_video_is_refused_in_one_line(
-    make_clip: Callable[..., Path], tmp_path: Path
+    make_clip: MakeClip, tmp_path: Path
 ) -> None:
     whole = make_clip("constant rate").read_bytes()
     (tmp_path / "no-index.mp4").write_bytes(whole[: whole.find(b"moov") - 4])
@@ -264,7 +261,7 @@ def open_vault(address: str, max_pixels: int | None) -> Source:
 
 @pytest.mark.parametrize("name", ["late start", "avi"])
 def test_a_step_that_is_not_found_again_leads_to_a_reading_from_the_beginning(
-    name: str, make_clip: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    name: str, make_clip: MakeClip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     with open_source(make_clip(name)) as source:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from protokv.errors import ConfigError, ProtoKVError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source
 from protokv.video.av_source import AVSource
-from tests.video.conftest import STEADY, Clip, number_in, write
+from tests.video.conftest import STEADY, Clip, MakeClip, number_in, write
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def piped(data: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ["transport stream", "matroska in milliseconds", "fragmented"])
 def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(
-    name: str, make_clip: Callable[..., Path]
+    name: str, make_clip: MakeClip
 ) -> None:
     path = make_clip(name)
     with (
@@ -55,7 +55,7 @@ def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(
     assert found[0] == found[1]
 
 
-def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip: Callable[..., Path]) -> None:
+def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip: MakeClip) -> None:
     out, into = os.pipe()
     data = make_clip("transport stream").read_bytes()
     threading.Thread(target=os.write, args=(into, data[: len(data) // 2]), daemon=True).start()
@@ -121,7 +121,7 @@ def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
             server.shutdown()
 
 
-def test_a_video_on_a_web_server_is_read_like_a_file(make_clip: Callable[..., Path]) -> None:
+def test_a_video_on_a_web_server_is_read_like_a_file(make_clip: MakeClip) -> None:
     path = make_clip("matroska in milliseconds")
     with served(path.parent) as address, AVSource(f"{address}/{path.name}") as source:
         assert source.info.seekable
@@ -179,7 +179,7 @@ def test_a_missing_screen_or_a_device_of_another_system_is_named(
 
 
 def test_frames_after_a_loss_have_the_size_of_those_before_and_too_large_ones_are_refused(
-    make_clip: Callable[..., Path],
+    make_clip: MakeClip,
 ) -> None:
     data = make_clip("transport stream").read_bytes()
     with piped(data) as address, AVSource(address, size=(32, 48)) as source:

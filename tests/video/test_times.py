@@ -13,7 +13,7 @@ import pytest
 
 from protokv.video import Source, open_source
 from protokv.video.source import SourceSlice
-from tests.conftest import slow, wide, widen
+from tests.conftest import Keywords, slow, wide, widen
 from tests.video.conftest import STEADY, Clip, number_in, write
 from tests.video.test_stream import piped
 from tests.words.subtitled import write_subtitled
@@ -80,11 +80,11 @@ def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(
 
 
 X265 = {"codec": "libx265", "options": {"x265-params": "log-level=none"}}
-PLAIN: dict[str, Any] = {"options": {"bf": "0"}}
+PLAIN: Keywords = {"options": {"bf": "0"}}
 OTHER_PID = {"mux": {"mpegts_start_pid": "300"}}
 OTHER_PROGRAM = {"mux": {"mpegts_service_id": "7", "mpegts_start_pid": "300"}}
 # What follows a recording of H.264 on PID 256
-CHANGES: dict[str, list[dict[str, Any]]] = {
+CHANGES: dict[str, list[Keywords]] = {
     "pid": [PLAIN | OTHER_PID],
     "table": [PLAIN | {"mux": {"mpegts_pmt_start_pid": "4242", "mpegts_start_pid": "300"}}],
     "pid with sound": [PLAIN | OTHER_PID | {"audio_s": 2.0}],
@@ -140,7 +140,7 @@ def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
 @pytest.mark.parametrize("between", [PLAIN | OTHER_PID, *slow(X265 | OTHER_PID)])
 @pytest.mark.parametrize("sizes", [(40, 40, 40), (150, 4, 20)])
 def test_a_short_recording_between_two_others_is_watched(
-    sizes: tuple[int, int, int], between: dict[str, Any], goes_on: bool, tmp_path: Path
+    sizes: tuple[int, int, int], between: Keywords, goes_on: bool, tmp_path: Path
 ) -> None:
     """Its pictures are in the bytes that FFmpeg reads before it names the streams."""
     data = b""

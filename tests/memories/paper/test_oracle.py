@@ -25,6 +25,7 @@ from protokv.memories.paper import assignment, maintenance
 from protokv.memories.paper import residuals as quantizer
 from protokv.memories.paper.bank import PaperBank
 from protokv.memories.paper.memory import PaperPrototypeMemory
+from tests.conftest import Keywords
 from tests.core.streams import World, feed, shape_of, slots_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype
 from tests.tolerance import near, tolerance
@@ -61,7 +62,7 @@ def _residuals_that_are_alike_have_one_codebook() -> Iterator[None]:
         yield
 
 
-def _configure(changes: dict[str, Any]) -> PaperConfig:
+def _configure(changes: Keywords) -> PaperConfig:
     return small_config(**changes)
 
 

@@ -1,7 +1,5 @@
 """How the parts of ProtoKV's state are shown."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 
 from protokv.core import prototypes as pseudo_tokens
 from protokv.memories.paper.memory import PaperPrototypeMemory
+from tests.conftest import Keywords
 from tests.core.streams import World, copy_of, feed, shape_of, small_config
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
@@ -29,7 +28,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
     ),
 )
 def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alone(
-    lengths: list[int], reads: list[bool], few: int, seed: int, changes: dict[str, Any]
+    lengths: list[int], reads: list[bool], few: int, seed: int, changes: Keywords
 ) -> None:
     shape = shape_of(heads=2, components=3)
     config = small_config(**changes)

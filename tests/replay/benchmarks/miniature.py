@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
+from protokv.texts import JsonObject
 from tests.cli.conftest import write_video
+from tests.conftest import Keywords
 
 LENGTH_S = 14
 ASK_S = 10
@@ -105,7 +107,7 @@ def write_ovo_bench(root: Path, clips: list[Path]) -> None:
     """Write every kind of task: choices about the past, the present, or without an answer, and
     forward probes.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for clip in clips:
         _put(clip, root / "src_videos" / "Ego4D" / "clips" / clip.name)
         video = {"video": f"Ego4D/clips/{clip.name}"}
@@ -131,7 +133,7 @@ def write_ovo_bench(root: Path, clips: list[Path]) -> None:
     _write(root / "ovo_bench_new.json", [row | {"id": i} for i, row in enumerate(rows)])
 
 
-def _choose(**more: Any) -> list[dict[str, Any]]:
+def _choose(**more: Any) -> list[Keywords]:
     lettered = [
         [f"{x}. {o}." for x, o in zip("ABCD", options, strict=True)] for _, options, _ in CHOICES
     ]
@@ -156,7 +158,7 @@ def write_streamingbench(root: Path, clips: list[Path]) -> None:
 
 def write_videomme(root: Path, clips: list[Path]) -> None:
     """Write the Parquet table of the hub."""
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for clip in clips:
         _put(clip, root / "data" / clip.name)
         rows += _choose(videoID=clip.stem)

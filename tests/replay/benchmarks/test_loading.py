@@ -18,6 +18,7 @@ from protokv.replay.benchmarks.files import AnnotationRecord, find_dataset_video
 from protokv.replay.benchmarks.streamingbench import parse_annotated_time
 from protokv.replay.dataset import open_dataset
 from protokv.replay.questions import ReplayQuestion
+from protokv.texts import JsonObject
 from tests.replay.benchmarks.miniature import LENGTH_S
 
 Copied = Callable[[str], Path]
@@ -29,7 +30,7 @@ def copied(data_root: Path, tmp_path: Path) -> Copied:
     return lambda name: shutil.copytree(data_root / name, tmp_path / name)
 
 
-def change(path: Path, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def change(path: Path, edit: Callable[[JsonObject], JsonObject]) -> None:
     path.write_text(json.dumps([edit(row) for row in json.loads(path.read_text())]))
 
 
