@@ -12,7 +12,7 @@ import re
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from protokv.replay.memories import SettingSweep
     from protokv.state.reader import StateReader
 
-CALIBRATIONS_VARIABLE: Final = "PROTOKV_CALIBRATIONS"
+CALIBRATIONS_VARIABLE = "PROTOKV_CALIBRATIONS"
 
 
 def parse_pair(

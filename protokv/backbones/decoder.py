@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from inspect import signature, unwrap
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from protokv.core.rotary import Angles, keep_still, rotate
 from protokv.errors import ConfigError
 
-_PROBED: Final = 5  # a position at which keys differ from those at position 0
+_PROBED = 5  # a position at which keys differ from those at position 0
 
 
 def require_model_object(model: Any) -> None:

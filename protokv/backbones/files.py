@@ -17,29 +17,29 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, ProtoKVError, did_you_mean
 from protokv.machine import is_out_of_memory
 from protokv.texts import JsonObject
 
-BACKBONE_ENTRY_POINTS: Final = "protokv.backbones"
+BACKBONE_ENTRY_POINTS = "protokv.backbones"
 """The group by which an installed package registers `NAME = "MODULE:CLASS"`.
 
 A name with a slash is a model that the package brings (`loading.PackagedModel`). Any other is a
 family, that is the `model_type` of a config, and a `Backbone`.
 """
 
-_WEIGHTS: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
-_SAMPLE_BYTES: Final = 1 << 16
-_SAMPLES: Final = 16
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SAMPLE_BYTES = 1 << 16
+_SAMPLES = 16
 # Fields of a config that do not change the model's arithmetic.
-_VOLATILE: Final = frozenset(
+_VOLATILE = frozenset(
     {"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"}
 )
-_HEADER_BYTES: Final = 100_000_000  # the longest header that the safetensors library reads
+_HEADER_BYTES = 100_000_000  # the longest header that the safetensors library reads
 
 
 def read_model_file(path: str, filename: str) -> JsonObject:

@@ -15,7 +15,7 @@ the window: exact, because a step is forwarded whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from protokv.errors import ModelError
 from protokv.texts import JsonObject
 
 # Defaults of transformers' video processor; a still image has 280 tokens.
-GEMMA4_VIDEO_SETTINGS: Final = {
+GEMMA4_VIDEO_SETTINGS = {
     "patch_size": 16,
     "max_soft_tokens": 70,
     "pooling_kernel_size": 3,

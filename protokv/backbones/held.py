@@ -7,7 +7,7 @@ weights does.
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any, Final
+from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 import torch
@@ -25,7 +25,7 @@ from protokv.core.tensors import Tensors
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.machine import is_out_of_memory
 
-_ARGUMENTS: Final = ("cache", "past_key_values")
+_ARGUMENTS = ("cache", "past_key_values")
 
 
 class HeldModel(LanguageDecoder, StreamModel):
@@ -197,6 +197,6 @@ class _Hooks:
             finalize(self, module.register_forward_hook(end, with_kwargs=True).remove)
 
 
-_CALL: Final = (_begin_call, _end_call)
-_TOKENS: Final = (_begin_tokens, _end_tokens)
-_HOOKS: Final = WeakValueDictionary[int, _Hooks]()
+_CALL = (_begin_call, _end_call)
+_TOKENS = (_begin_tokens, _end_tokens)
+_HOOKS = WeakValueDictionary[int, _Hooks]()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -247,13 +247,13 @@ def make_grid_positions(grid: tuple[int, int], t: int, device: torch.device) -> 
 
 
 # Settings of the preparation of frames; the defaults are those of transformers' video processors.
-_SETTINGS: Final[JsonObject] = {
+_SETTINGS: JsonObject = {
     "size": {"height": 384, "width": 384},
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
     "resample": 3,
 }
-FILE_SETTINGS: Final = (
+FILE_SETTINGS = (
     "image_mean",
     "image_std",
     "rescale_factor",

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from protokv.backbones.files import (
     BACKBONE_ENTRY_POINTS,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from protokv.backbones.loading import Placement
     from protokv.core.backbone import Backbone, BackboneIdentity
 
-_OWN: Final = {
+_OWN = {
     "qwen2_vl": "qwen_vl:QwenVL",
     "qwen2_5_vl": "qwen_vl:QwenVL",
     "qwen3_vl": "qwen3_vl:Qwen3VL",
@@ -44,12 +44,12 @@ _OWN: Final = {
     "smolvlm": "smolvlm:SmolVLM",
     "internvl": "internvl:InternVL",
 }
-MODEL_FAMILIES: Final = {
+MODEL_FAMILIES = {
     kind: EntryPoint(kind, f"protokv.backbones.{where}", BACKBONE_ENTRY_POINTS)
     for kind, where in _OWN.items()
 } | find_model_families()
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
-_UNTESTED: Final = EntryPoint(
+_UNTESTED = EntryPoint(
     "untested", "protokv.backbones.untested:GenericBackbone", BACKBONE_ENTRY_POINTS
 )
 

@@ -7,17 +7,17 @@ were not found whole.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-WEIGHT_DTYPES: Final = ("float32", "bfloat16", "8bit", "4bit")
+WEIGHT_DTYPES = ("float32", "bfloat16", "8bit", "4bit")
 """The forms of weights that are told; float16 takes what bfloat16 takes."""
 
 # Bytes of a weight. Linear layers in 4bit have one float32 scale for 64 weights.
-_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.0, "4bit": 0.5 + 4 / 64}
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.0, "4bit": 0.5 + 4 / 64}
 # A step's activations and the memory of a stream, as a share of the weights and at least: an
 # estimate.
-_WORKING_SHARE: Final = 0.2
-_WORKING_BYTES: Final = 1 << 30
+_WORKING_SHARE = 0.2
+_WORKING_BYTES = 1 << 30
 
 
 class KnownModel(NamedTuple):
@@ -40,13 +40,13 @@ class KnownModel(NamedTuple):
 
 
 # In the package.
-EMBEDDED_MODELS: Final = (
+EMBEDDED_MODELS = (
     KnownModel("protokv/mini", 1, 0, 9),
     KnownModel("protokv/mini-order", 2, 0, 9),
     KnownModel("protokv/mini-words", 1, 0, 9),
 )
 
-KNOWN_MODELS: Final = (
+KNOWN_MODELS = (
     KnownModel("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", 256, 150, 64),
     KnownModel("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", 507, 193, 64),
     KnownModel("HuggingFaceTB/SmolVLM2-2.2B-Instruct", 2_247, 636, 81),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isqrt
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ from protokv.backbones.pixels import FILE_SETTINGS
 from protokv.core.backbone import PreparedStep
 from protokv.texts import JsonObject
 
-_INTRO: Final = "You are provided the following series of frames from a video.\n"
-_OUTRO: Final = "\n\n"
-_OF_FILE: Final = (*FILE_SETTINGS, "max_image_size")
+_INTRO = "You are provided the following series of frames from a video.\n"
+_OUTRO = "\n\n"
+_OF_FILE = (*FILE_SETTINGS, "max_image_size")
 
 
 class SmolVLM(TransformersBackbone):

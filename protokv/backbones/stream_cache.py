@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
-from typing import Any, Final
+from typing import Any
 from weakref import ref
 
 import torch
@@ -33,14 +33,14 @@ from protokv.core.tensors import TensorDict, Tensors
 from protokv.device.arrays import KeysValues
 from protokv.errors import ConfigError, StateCorrupt
 
-CACHE_ARGUMENT: Final = (
+CACHE_ARGUMENT = (
     "cache"
     if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters
     else ("past_key_values")
 )
 """The argument of a model that takes a cache; transformers renamed it in 5.24."""
-ATTENTION_HINT: Final = 'set it by model.set_attn_implementation("protokv")'
-_KNOWN: Final = frozenset(
+ATTENTION_HINT = 'set it by model.set_attn_implementation("protokv")'
+_KNOWN = frozenset(
     {
         "assistant_tokenizer",
         "cache_position",
@@ -54,8 +54,8 @@ _KNOWN: Final = frozenset(
     }
 )
 """Keywords that change nothing where nothing is trained; `generate` hands on some of its own."""
-_PLAIN: Final = {"s_aux": "s_aux (sinks)", "softcap": "softcap (a cap of its scores)"}
-_LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
+_PLAIN = {"s_aux": "s_aux (sinks)", "softcap": "softcap (a cap of its scores)"}
+_LAYER = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 
 class StreamCacheLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from transformers import AttentionInterface, vision_utils
 from protokv.device import kernels
 
 # transformers hands the lengths of parts to attention of this name: `flash` is in it.
-_IN_PARTS: Final = "protokv_flash_in_parts"
+_IN_PARTS = "protokv_flash_in_parts"
 
 
 def supports_varlen(tower: Any, device: torch.device, dtype: torch.dtype) -> bool:

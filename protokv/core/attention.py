@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from protokv.device.arrays import KeysValues, concat_rows
 from protokv.errors import ConfigError
 
 # The name of our attention in transformers, where `protokv.backbones.stream_cache` registers it.
-ATTENTION_NAME: Final = "protokv"
+ATTENTION_NAME = "protokv"
 
 
 def attend(

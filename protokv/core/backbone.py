@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
@@ -33,9 +33,9 @@ from protokv.device.runs import Runs, ready_for_copy
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
 
-MOST_WORD_TOKENS: Final = 1024  # the most tokens of what was said in a step; the rest is cut off
+MOST_WORD_TOKENS = 1024  # the most tokens of what was said in a step; the rest is cut off
 
-_MOST_QUESTION_TOKENS: Final = 4096
+_MOST_QUESTION_TOKENS = 4096
 """A question of this length takes seconds on a CPU, and its keys and values little memory."""
 
 ChatTurn = tuple[str, str]  # an earlier question of a conversation, and its answer

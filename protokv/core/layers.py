@@ -8,7 +8,6 @@ In a state the tensor `layers.kinds` names the kind of each layer, and what laye
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
 
 import torch
 
@@ -17,7 +16,7 @@ from protokv.core.tensors import Specs, TensorDict, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.texts import JsonObject
 
-LAYER_KINDS: Final = "layers.kinds"
+LAYER_KINDS = "layers.kinds"
 
 
 class LayerKind(IntEnum):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from protokv.device.runs import Plan
 from protokv.errors import StateCorrupt
 
 # The parts of tokens, and the axis of each that counts them.
-_AXES: Final = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usable": 0}
+_AXES = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usable": 0}
 
 
 @dataclass(frozen=True, slots=True)

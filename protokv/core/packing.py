@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from protokv.errors import StateCorrupt
 
 # The integer dtype of each element size: comparing as integers tells -0.0 from 0.0 and one NaN from
 # another.
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_tensor_shapes(found: Tensors, specs: Iterable[TensorSpec]) -> None:

@@ -10,7 +10,6 @@ waits for the device, which counts the drops.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, TensorSpec
 
 # a power of two: the same number in every dtype that reaches so far
-LARGEST_NUMBER: Final = 2.0**40
+LARGEST_NUMBER = 2.0**40
 
 
 class StepSanitizer(StateTensors):

@@ -22,7 +22,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Final,
     Literal,
     Self,
     get_args,
@@ -39,21 +38,21 @@ if TYPE_CHECKING:
     from protokv.core.parts import SessionListener
 
 # the largest budget: more than any device holds, and no product of settings overflows
-MOST_BUDGET: Final = 2**24
+MOST_BUDGET = 2**24
 
 PositionMode = Literal["stream", "compact"]
 ShareSetting = Annotated[float, 0, 1]
 # its square times any key of a real model is a finite float32
 WeightSetting = Annotated[float, 0, 1e6]
 
-DEFAULT_MEMORY: Final = "durable"  # the memory that is used where none is named
-_ENTRY_POINTS: Final = "protokv.memories"
-MEMORY_VARIABLE: Final = "PROTOKV_MEMORY"
+DEFAULT_MEMORY = "durable"  # the memory that is used where none is named
+_ENTRY_POINTS = "protokv.memories"
+MEMORY_VARIABLE = "PROTOKV_MEMORY"
 """The variable of `--memory`. If it is `MODULE:CLASS`, states of that memory can be read."""
 
-_MULTIPLES: Final = {"": 1, "k": 1_000, "m": 1_000_000}
+_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000}
 
-_MOST_FPS: Final = 240
+_MOST_FPS = 240
 """The most sampled frames a second: no camera is faster, and a step stays longer than the rounding
 of time stamps.
 """
@@ -226,7 +225,7 @@ class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
         return len(self._entries)
 
 
-MEMORIES: Final = MemoryRegistry()
+MEMORIES = MemoryRegistry()
 
 
 def choose_memory(

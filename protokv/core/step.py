@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Final
+from typing import Annotated
 
 import torch
 from msgspec import Meta
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt
 
-MOST_STREAM_COUNT: Final = 2**48
+MOST_STREAM_COUNT = 2**48
 """More than any stream has steps, tokens or positions, and so few that sums and products of two
 stay in 64 bits.
 """

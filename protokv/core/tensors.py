@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,11 +21,11 @@ Tensors = Mapping[str, Tensor]
 TensorDict = dict[str, Tensor]
 """The same, made by who returns it."""
 
-LAYER: Final = "layer"
+LAYER = "layer"
 
 # Axes whose entries are filled one after another; a saved state leaves out the unused ones
 # (`protokv.core.packing`).
-SLOTS: Final = (
+SLOTS = (
     "near_token",
     "prototype",
     "kept_token",

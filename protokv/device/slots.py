@@ -8,7 +8,6 @@ to both at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from protokv.device import kernels
 from protokv.device.arrays import KeysValues, write_rows_
 from protokv.device.runs import catch_up
 
-ANSWER_ROWS: Final = 256
+ANSWER_ROWS = 256
 """Rows behind those of the slots."""
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from protokv.core.memory import SingleDeviceMemory
 from protokv.core.near import NearWindow
@@ -17,7 +17,7 @@ from protokv.memories.window import SlidingWindow
 
 # A state may have any budget, so a full cache makes room for this many tokens at first, or for its
 # budget if smaller.
-_FIRST_TOKENS: Final = 1 << 14
+_FIRST_TOKENS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

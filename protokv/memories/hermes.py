@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -134,20 +134,20 @@ class Hermes(KVCompressionMemory[HermesConfig]):
         return last
 
 
-_LOCAL: Final = (
+_LOCAL = (
     "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and "
     "spatial "
     "relationships."
 )
-_GLOBAL: Final = (
+_GLOBAL = (
     "Summarize the video narrative, identifying main characters, key events, timeline changes, and "
     "the overall theme."
 )
-PROBE_TEXTS: Final = (_LOCAL, f"{_LOCAL}; {_GLOBAL}", _GLOBAL)
+PROBE_TEXTS = (_LOCAL, f"{_LOCAL}; {_GLOBAL}", _GLOBAL)
 """The pseudo queries of the shallow, middle and deep layers, worded as in the released code."""
 
 _SHALLOW, _MIDDLE, _DEEP = range(3)
-_BAND_SMOOTHING: Final = (0.1, 0.3, 0.4)
+_BAND_SMOOTHING = (0.1, 0.3, 0.4)
 """For each band, the share of the next layer's score in a layer's score."""
 _STEEPEST = 20.0
 _FLATTEST = 0.5

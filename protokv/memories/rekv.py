@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
 from protokv.texts import JsonObject
 
-_LOCAL_TOKENS: Final = 15_000
+_LOCAL_TOKENS = 15_000
 """The local window of ReKV's released code."""
 
 

@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -20,7 +19,7 @@ from protokv.stream.promise import (
 )
 from protokv.texts import JsonObject
 
-PROMISES: Final = (0.01, 0.05, 0.1, 0.2)  # shares of wrong answers that a table shows
+PROMISES = (0.01, 0.05, 0.1, 0.2)  # shares of wrong answers that a table shows
 
 
 def calibrate_answers(rows: Iterable[AnswerRow]) -> list[Calibration]:

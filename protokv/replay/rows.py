@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from protokv.texts import JsonObject
 _PROTOCOL = 1
 """Grows when the same settings give other questions, times or frames."""
 _R = TypeVar("_R")
-_NONE: Final = ("unable to answer", "unknown", "i do not know")
+_NONE = ("unable to answer", "unknown", "i do not know")
 """How an answer begins that says that there is none."""
 
 

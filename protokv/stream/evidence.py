@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,13 +21,13 @@ from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 from protokv.stream.reading import QuestionLogits
 
-LEAST_EVIDENCE_SHARE: Final = 0.05
+LEAST_EVIDENCE_SHARE = 0.05
 """Share of the strongest span below which the evidence may no longer be in memory. Fitted on
 development worlds, where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101
 and 184)."""
-LEAST_STEP_SHARE: Final = 0.02  # share of attention from which a step is named
-_MOST_SPANS: Final = 3
-_MOST_SAID: Final = 8  # steps of a span whose words are told
+LEAST_STEP_SHARE = 0.02  # share of attention from which a step is named
+_MOST_SPANS = 3
+_MOST_SAID = 8  # steps of a span whose words are told
 
 
 @dataclass(frozen=True, slots=True)

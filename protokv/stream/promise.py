@@ -16,7 +16,7 @@ import re
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import torch
@@ -27,12 +27,12 @@ from protokv.stream.answer import Answer, Promise
 from protokv.stream.stream import Stream
 from protokv.texts import JsonObject
 
-CONFIDENCE: Final = 0.9  # share of calibrations whose promise holds
-UNKNOWN: Final = "I do not know"
-_THRESHOLDS: Final = 20
-_OTHER_SHARE: Final = 1.25  # the share of tokens kept may leave the calibrated range by this factor
+CONFIDENCE = 0.9  # share of calibrations whose promise holds
+UNKNOWN = "I do not know"
+_THRESHOLDS = 20
+_OTHER_SHARE = 1.25  # the share of tokens kept may leave the calibrated range by this factor
 # A question is known if it is as near to a calibrated one as this share of them are to each other.
-_USUAL: Final = 0.95
+_USUAL = 0.95
 
 
 class ScoredAnswer(msgspec.Struct, frozen=True, array_like=True):

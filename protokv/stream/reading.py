@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 from weakref import ref
 
 import torch
@@ -25,7 +24,7 @@ from protokv.core.parts import SessionView
 from protokv.device.answers import AnswerBuffer
 from protokv.device.runs import Runs
 
-_LEAST_QUESTION: Final = 32
+_LEAST_QUESTION = 32
 _MOST_ROOM = 4096
 """Tokens of question and answer. A longer one is forwarded as it is."""
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby, islice
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ from protokv.stream.answer import Answer
 from protokv.stream.asking import AskedStream
 from protokv.stream.reading import QuestionLogits
 
-MOST_TOGETHER: Final = 8
+MOST_TOGETHER = 8
 """Questions in one forward: each token is compared with those of all other questions, too."""
 
 

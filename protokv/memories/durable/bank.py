@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,11 +24,11 @@ from protokv.memories.durable.quantized import (
 )
 from protokv.texts import JsonObject
 
-MOST_PROTOTYPE_NUMBER: Final = 2_000_000_000
+MOST_PROTOTYPE_NUMBER = 2_000_000_000
 """The greatest mass, step and position of a prototype: int32 has it, even after a mean in
 float32.
 """
-_ROWS_AT_ONCE: Final = 2**16  # prototypes that are decoded at once to save or to take a state
+_ROWS_AT_ONCE = 2**16  # prototypes that are decoded at once to save or to take a state
 
 
 class DurableBank(PrototypeBank):

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -37,14 +36,14 @@ from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, T
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
-SAME_TOKEN_SHARE: Final = 0.8
+SAME_TOKEN_SHARE = 0.8
 _SOME_NEW = 0.2
 _ALL_NEW = 0.3
-_PRESENT: Final = 8
-NOVELTY_NUMBERS: Final = 7
+_PRESENT = 8
+NOVELTY_NUMBERS = 7
 """How many numbers the host tells the device in a step."""
 # Counts start as if so many repeats had been seen (a prior), since a few steps say little.
-_AT_FIRST: Final = 128
+_AT_FIRST = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,19 @@ rounded again. `samples/studies/harder/` measures what this keeps.
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.device.arrays import find_greatest, multiply_codes
 
-_SHARED_FEATURES: Final = 32
+_SHARED_FEATURES = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
 # The unit is the smallest power of two with greatest number / unit <= 127. Its exponent is that of
 # the greatest number less 6, or less 5 if the mantissa is above 127 / 64. `_TO_UNIT` is added to
 # the bits of the float32, whose exponent stands above 23 bits: the carry handles both cases.
-_SHIFT: Final = 23
-_TO_UNIT: Final = (1 << _SHIFT) - (63 << (_SHIFT - 6)) - 1 - (6 << _SHIFT)
+_SHIFT = 23
+_TO_UNIT = (1 << _SHIFT) - (63 << (_SHIFT - 6)) - 1 - (6 << _SHIFT)
 _EXPONENT = 255 << _SHIFT
 _INVERSE = 254 << _SHIFT
 # The steps of R2, 1 / g and 1 / g**2 with g**3 = g + 1, in units of 2**-32. Sums wrap around in
@@ -35,7 +34,7 @@ _BY_MASS = 3242174889 - 2**32
 _BY_FEATURE = 2447445414
 # The mask of the highest 17 bits: a float32 below 127 has as many after the point. With more bits a
 # sum would be rounded up.
-_LEVELS: Final = -(1 << 15)
+_LEVELS = -(1 << 15)
 
 
 def count_features_per_scale(size: int) -> int:

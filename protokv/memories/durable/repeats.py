@@ -17,7 +17,6 @@ leave it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -29,14 +28,14 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors, TensorSpec
 from protokv.memories.durable.settings import DurableConfig
 
-_SEEN_AGAIN: Final = 4
+_SEEN_AGAIN = 4
 """What a token weighs in the bank, at most, if the next step repeats it."""
-DEEP_MODEL_LAYERS: Final = 12
+DEEP_MODEL_LAYERS = 12
 """The rule acts in models of so many layers, or more. Values of a second sight differ from those of
 the first by up to .003 of their squared norm in the embedded models, which have 4 and 8 layers, and
 by .05 to .6 from the fourth layer of SmolLM2 on, which has 30."""
 # Values are equal but for rounding if they differ by at most this share of their norm.
-_ROUNDING: Final = 2.0**-12
+_ROUNDING = 2.0**-12
 
 
 class RepeatWeights:

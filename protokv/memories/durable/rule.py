@@ -47,7 +47,6 @@ out for one head.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -64,35 +63,35 @@ from protokv.memories.durable.novelty import MergeExclusions, NoveltyCounts
 from protokv.memories.durable.repeats import RepeatWeights, is_deep
 from protokv.memories.durable.settings import DurableConfig
 
-WAITING_COST_FACTOR: Final = 10
+WAITING_COST_FACTOR = 10
 """How many times the cost of a point counts that waits in both rounds."""
-WHOLE_BANK_PROTOTYPES: Final = 192
+WHOLE_BANK_PROTOTYPES = 192
 """Banks up to this size are searched whole. Larger ones have two thirds of this number as
 candidates, or more."""
-_IN_TURN: Final = 8
+_IN_TURN = 8
 """A step of T tokens compares T / 8 prototypes with all others."""
-_WIDTH: Final = 64
+_WIDTH = 64
 """The most numbers of a sketch."""
 # Costs that are worked out at once: what stays in a CPU's cache, and a gigabyte elsewhere.
-_AT_ONCE: Final = {"cpu": 2**21}
-_MOST_AT_ONCE: Final = 2**28
+_AT_ONCE = {"cpu": 2**21}
+_MOST_AT_ONCE = 2**28
 # Prototypes that are decoded at once to take a state.
-_READ_AT_ONCE: Final = 2**18
-_SEED: Final = 1
+_READ_AT_ONCE = 2**18
+_SEED = 1
 # The exponent of cue 0, above that of any other.
-_FIRST_CUE: Final = 50
+_FIRST_CUE = 50
 
 # Costs that are no distances, from the lowest to the highest:
 # -|f|^2 of a point without mass, so that it goes before all others. bfloat16 holds it exactly.
-_EMPTY: Final = 2.0**126
+_EMPTY = 2.0**126
 # What is added to the cost of a point that `NoveltyCounts` keeps: more than any merge costs.
-_KEPT: Final = 8e36
+_KEPT = 8e36
 # The cost of a merge that may not be: into itself, or into a lighter point.
-_NEVER: Final = 1e38
+_NEVER = 1e38
 # Numbers to sort by are mass * _PLACES + place, or step * _PLACES + place, in an int64. A step has
 # fewer points than _PLACES; _LIGHT is above every mass * _PLACES.
-_PLACES: Final = 1 << 20
-_LIGHT: Final = 1 << 61
+_PLACES = 1 << 20
+_LIGHT = 1 << 61
 
 
 class DurableRule(BankRule[DurableConfig]):

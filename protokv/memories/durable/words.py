@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from protokv.core.slots import KVSlots
 from protokv.core.tensors import SLOTS, StateTensors, TensorDict, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
 
-_PREFIX: Final = "words."
+_PREFIX = "words."
 
 
 class WordMemory(StateTensors):
