@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -34,7 +33,7 @@ from protokv.core.context import Context
 from protokv.core.layers import LayerKind, declare_layer_tensors
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import Angles
-from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.step import Grid, Images, StepPositions, StepTokens, StreamClock
 from protokv.core.tensors import Specs, TensorDict, Tensors
 from protokv.device.arrays import concat_rows
 from protokv.device.runs import Runs
@@ -62,7 +61,7 @@ class TransformersBackbone(Backbone):
     read_decoder: ClassVar[type[LanguageDecoder]] = LanguageDecoder
     # if it is not as expected
     otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"
-    _grid: tuple[int, int]
+    _grid: Grid
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: loading.Placement) -> Self:
@@ -324,7 +323,7 @@ class TransformersBackbone(Backbone):
         bound = getattr(self._text.config, "final_logit_softcapping", None)
         return scores if bound is None else torch.tanh(scores / bound) * bound
 
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+    def prepare(self, images: Images) -> PreparedStep:
         """Prepare one frame, `[1, 3, height, width]`."""
         return PreparedStep(
             self._process(images)["pixel_values"].flatten(0, -4).float(), self._grid
@@ -336,7 +335,7 @@ class TransformersBackbone(Backbone):
         """
         raise NotImplementedError
 
-    def _process(self, images: np.ndarray[Any, np.dtype[np.uint8]], **settings: Any) -> Any:
+    def _process(self, images: Images, **settings: Any) -> Any:
         """Return what the image processor makes of the frames of a step. Raises as `prepare`."""
         check_image_arrays(images, self.frames_per_step)
         try:

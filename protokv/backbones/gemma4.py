@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.core.backbone import PreparedStep, check_tokens_per_frame
+from protokv.core.step import Images
 from protokv.errors import ModelError
 from protokv.texts import JsonObject
 
@@ -75,7 +75,7 @@ class Gemma4(TransformersBackbone):
         self._frames.max_soft_tokens = tokens
         self.settings = {**self.settings, "frame_tokens": tokens}
 
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+    def prepare(self, images: Images) -> PreparedStep:
         """Prepare one frame, `[1, patches, numbers]` with column and row behind each patch; -1 for
         padding.
         """

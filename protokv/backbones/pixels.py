@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.backbone import Backbone, PreparedStep, check_tokens_per_frame
-from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.step import Grid, Images, StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 from protokv.texts import JsonObject
 
@@ -128,9 +128,7 @@ def smart_resize(height: int, width: int, config: PreprocessorConfig) -> tuple[i
     return rows, columns
 
 
-def patchify(
-    images: np.ndarray[Any, np.dtype[np.uint8]], config: PreprocessorConfig
-) -> tuple[Tensor, tuple[int, int]]:
+def patchify(images: Images, config: PreprocessorConfig) -> tuple[Tensor, Grid]:
     """Cut one temporal patch of frames `[temporal_patch_size, height, width, 3]` uint8 into flat
     patches.
 
@@ -201,7 +199,7 @@ class GridBackbone(Backbone):
             self._pixels = self._pixels.with_maximum(tokens * side**2)
             self.settings = self._pixels.settings(self.default_fps) | {"frame_tokens": tokens}
 
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+    def prepare(self, images: Images) -> PreparedStep:
         """Cut one temporal patch of frames into patches `[n, pixels]` float32."""
         check_image_arrays(images, self.frames_per_step)
         return PreparedStep(*patchify(images, self._pixels))
@@ -237,7 +235,7 @@ class GridBackbone(Backbone):
         return passed * position_s + 0.999 * min(position_s, clock.step_seconds)
 
 
-def make_grid_positions(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
+def make_grid_positions(grid: Grid, t: int, device: torch.device) -> Tensor:
     """Return (t, row, column) of every visual token in raster order, `[rows * columns, 3]`
     int64.
     """

@@ -20,6 +20,7 @@ from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.held import HeldModel
 from protokv.core.backbone import PreparedStep
+from protokv.core.step import Images
 from protokv.errors import ModelError
 
 # A still image may be cut into tiles; a frame of a video is one picture.
@@ -68,7 +69,7 @@ class GenericBackbone(TransformersBackbone):
             self._grid = (1, len(self.look([step])[0]))
         self.settings = {"frame_tokens": self._grid[1]}
 
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+    def prepare(self, images: Images) -> PreparedStep:
         """Prepare one frame, as the image processor has it."""
         whole = {name: value for name, value in _WHOLE.items() if hasattr(self._frames, name)}
         return PreparedStep(self._process(images, **whole)["pixel_values"].float(), self._grid)

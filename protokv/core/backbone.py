@@ -16,7 +16,6 @@ from functools import cached_property
 from itertools import accumulate, combinations
 from typing import Annotated, Any, Self
 
-import numpy as np
 import torch
 from msgspec import Meta
 from torch import Tensor
@@ -27,7 +26,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import Angles, PreciseRotary
-from protokv.core.step import SpokenText, StepPositions, StepTokens, StreamClock
+from protokv.core.step import Grid, Images, SpokenText, StepPositions, StepTokens, StreamClock
 from protokv.core.tensors import Tensors
 from protokv.device.runs import Runs, ready_for_copy
 from protokv.errors import ConfigError, QuestionError
@@ -64,7 +63,7 @@ class PreparedStep:
     """The frames of one step, prepared for the vision tower."""
 
     pixels: Tensor  # float32 on the host, in the shape of the family
-    grid: tuple[int, int]  # rows and columns of their visual tokens
+    grid: Grid  # rows and columns of their visual tokens
 
     def ready_for(self, device: torch.device) -> PreparedStep:
         """Return it in memory from which this device copies while the host goes on."""
@@ -271,7 +270,7 @@ class Backbone(StreamModel):
         """
 
     @abstractmethod
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+    def prepare(self, images: Images) -> PreparedStep:
         """Resize and normalise the frames of one step, on the host; any thread may call it.
 
         `images` are `[frames_per_step, height, width, 3]` uint8 RGB. ValueError: they are not;
@@ -286,9 +285,7 @@ class Backbone(StreamModel):
         become text.
         """
 
-    def embed_step(
-        self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0
-    ) -> StepTokens:
+    def embed_step(self, images: Images, time_s: float = 0.0) -> StepTokens:
         """Return the tokens of one step from its frames."""
         (tokens,) = self.embed_steps([self.prepare(images)], [time_s])
         return tokens

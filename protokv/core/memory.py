@@ -21,7 +21,7 @@ from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import StepSanitizer
 from protokv.core.slots import KVSlots
-from protokv.core.step import StepKV
+from protokv.core.step import Grid, StepKV
 from protokv.core.tensors import (
     MemoryShape,
     Specs,
@@ -59,7 +59,7 @@ class Memory(ABC):
         step.
         """
 
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
+    def select(self, features: Tensor, grid: Grid) -> Tensor | None:
         """Choose the visual tokens of the next step that are forwarded at all; by default all of
         them.
 

@@ -22,7 +22,7 @@ from protokv.core.packing import restore_unused_slots
 from protokv.core.rotary import Rotary, keep_still
 from protokv.core.sanitize import find_finite
 from protokv.core.settings import MemoryConfig
-from protokv.core.step import StepKV
+from protokv.core.step import Grid, StepKV
 from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors, sum_by_group
 from protokv.errors import ConfigError
 from protokv.texts import JsonObject
@@ -76,7 +76,7 @@ class LayerShards(Memory):
         for run, part in zip(self._runs, self._parts, strict=True):
             part.start(keys[run.own_layers].to(run.device), values[run.own_layers].to(run.device))
 
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
+    def select(self, features: Tensor, grid: Grid) -> Tensor | None:
         """Return the selection of the first part. All parts are asked, so that all see the same
         stream.
         """

@@ -11,11 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import numpy as np
 import torch
 from msgspec import Meta
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protokv.errors import StateCorrupt
+
+Images = NDArray[np.uint8]
+"""Frames `[n, height, width, 3]`, RGB."""
+Grid = tuple[int, int]
+"""Rows and columns."""
 
 MOST_STREAM_COUNT = 2**48
 """More than any stream has steps, tokens or positions, and so few that sums and products of two
@@ -47,7 +54,7 @@ class StepTokens:
 
     embeddings: Tensor  # `[T, E]`, model dtype; the visual tokens in raster order
     # rows and columns of the visual tokens, of which a memory may have selected some
-    grid: tuple[int, int]
+    grid: Grid
     # which tokens are visual; the others are words, and text around every step, such as its time.
     # None: all are visual
     visual: slice | None = None
@@ -215,7 +222,7 @@ class StreamClock:
             )
 
 
-def make_cell_centres(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
+def make_cell_centres(grid: Grid, device: torch.device | None = None) -> Tensor:
     """Return (x, y) of the cells of a grid in raster order, `[rows * columns, 2]` float32 in [0,
     1].
     """

@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
+from protokv.core.step import Grid
 from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.memories.window import SlidingWindow
 
@@ -64,7 +65,7 @@ class DyCoke(SlidingWindow[DyCokeConfig]):
         """Return the parts of the window, and the group of frames."""
         return (*super().parts(), self._group)
 
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor:
+    def select(self, features: Tensor, grid: Grid) -> Tensor:
         """Return the slots that changed most; all slots of the first step of a group."""
         compared = self._group.enter(features, grid)
         if compared is None:
@@ -85,7 +86,7 @@ class _FrameGroup(StateTensors):
         self._grid = (0, 0)
         self._index = 0
 
-    def enter(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
+    def enter(self, features: Tensor, grid: Grid) -> Tensor | None:
         """Take a step; return the features to compare it with, None for the first of a group."""
         if grid != self._grid:
             self._index = 0

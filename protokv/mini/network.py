@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from protokv.core.attention import TokenCache
 from protokv.core.rotary import Angles, rotate
+from protokv.core.step import Grid
 from protokv.core.tensors import TensorDict, Tensors
 
 _EPSILON = 1e-6
@@ -42,7 +43,7 @@ class MiniVisionTower:
             _join(block, "mlp.in", ["mlp.gate_proj", "mlp.up_proj"])
         self._merger = select_weights_by_prefix(weights, "merger.")
 
-    def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+    def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
         """Return visual tokens `[B, n, E]` of patches `[B, n * merge**2, pixels]` in their order,
         of one dtype.
         """
@@ -160,9 +161,7 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _axial_angles(
-    grid: tuple[int, int], merge: int, size: int, theta: float, device: torch.device
-) -> Angles:
+def _axial_angles(grid: Grid, merge: int, size: int, theta: float, device: torch.device) -> Angles:
     """Return cos and sin `[patches, 1, 1, size]` float32 in token order; half of the pairs rotate
     by row.
     """

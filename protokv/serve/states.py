@@ -33,7 +33,7 @@ from protokv.state.sources import (
     list_state_sources,
     list_video_places,
 )
-from protokv.state.store import STATE_FORMS
+from protokv.state.store import STATE_FORMS, StatePath
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.opening import open_session
 from protokv.stream.session import Session
@@ -48,12 +48,12 @@ class StateFolder:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: StatePath,
         backbone: Backbone,
         most: int = _MOST_SESSIONS,
         most_bytes: float | None = None,
         engine: Engine | None = None,
-        calibrations: str | os.PathLike[str] = "calibrations",
+        calibrations: StatePath = "calibrations",
     ) -> None:
         """Read nothing yet; `backbone` made the states. With an engine, it has them by their names.
         `calibrations` is their folder.

@@ -26,7 +26,7 @@ from protokv.core.parts import (
 )
 from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_sampled_fps
-from protokv.core.step import StepTokens, StreamClock
+from protokv.core.step import Grid, Images, StepTokens, StreamClock
 from protokv.core.tensors import Specs, TensorDict, Tensors, count_bytes
 from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ProtoKVError, StateCorrupt
@@ -38,8 +38,6 @@ from protokv.stream.reading import QuestionForwarder
 from protokv.stream.seeing import PictureTaker, StepsToWatch
 
 __all__ = ["Answer", "Session"]
-
-_Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Session(PictureTaker):
@@ -62,7 +60,7 @@ class Session(PictureTaker):
         self._memory_listeners = config.listeners()
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self._pushed = PushedFrameBuffer(clock.stream_time_s)
-        self._layout: tuple[tuple[int, int], slice | None, int] | None = None
+        self._layout: tuple[Grid, slice | None, int] | None = None
 
     @classmethod
     def start(
@@ -133,9 +131,7 @@ class Session(PictureTaker):
         return [*self.attachments, *self._memory_listeners]
 
     @torch.inference_mode()
-    def watch(
-        self, images: _Images, time_s: float | None = None, words: Sequence[str] = ()
-    ) -> None:
+    def watch(self, images: Images, time_s: float | None = None, words: Sequence[str] = ()) -> None:
         """Take one step of the stream, `[frames_per_step, height, width, 3]` uint8 RGB, and the
         texts said meanwhile.
 
@@ -182,7 +178,7 @@ class Session(PictureTaker):
         return StepsToWatch(self, [self.backbone.prepare(images)], [start_s])
 
     @torch.inference_mode()
-    def embed(self, images: _Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
+    def embed(self, images: Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
         """Return a step of images, and its words, at stream time `start_s`, for `take`."""
         return self.backbone.add_words(
             self.backbone.embed_step(images, self.clock.mean_time(start_s)), words

@@ -125,9 +125,7 @@ def _read_layer(context: Context, layer: int, N: int, D: int) -> TensorDict:
     }
 
 
-def write_stream(
-    stream: AskedStream, commit: str, target: str | os.PathLike[str]
-) -> dict[str, str | int]:
+def write_stream(stream: AskedStream, commit: str, target: StatePath) -> dict[str, str | int]:
     """Write what a question to a stream reads, under what tells its commit from others; return how
     many slots and bytes. ConfigError, StateError.
     """
@@ -152,9 +150,7 @@ def write_stream(
     return {"slots": head.slots, "bytes": written}
 
 
-def export_slots(
-    path: StatePath, target: str | os.PathLike[str], **how: Any
-) -> dict[str, str | int]:
+def export_slots(path: StatePath, target: StatePath, **how: Any) -> dict[str, str | int]:
     """Write the slots of a state for other engines; return paths, slots and bytes.
 
     `how` are arguments of `open_session`. ConfigError: no engine can serve it. StateError,
