@@ -14,6 +14,8 @@ from protokv.errors import QuestionError
 
 JsonObject = dict[str, Any]
 """An object of JSON: its values are plain."""
+Keywords = dict[str, Any]
+"""Arguments by name."""
 
 # A token seldom has more than ten characters, and no question has more than 4,096 tokens.
 MOST_QUESTION_CHARACTERS = 1 << 16

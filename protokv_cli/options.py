@@ -22,6 +22,7 @@ import typer
 from protokv.core.settings import MEMORY_VARIABLE, check_sampled_fps
 from protokv.errors import ConfigError, did_you_mean
 from protokv.memories import DEFAULT_MEMORY, MEMORIES, MemoryConfig
+from protokv.texts import Keywords
 from protokv_cli.output import Output
 from protokv_cli.parsing import CALIBRATIONS_VARIABLE, parse_setting
 
@@ -153,7 +154,7 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_kwargs(flags: Any, *without: str) -> dict[str, Any]:
+def make_kwargs(flags: Any, *without: str) -> Keywords:
     """Return the options that have a value as keywords of the library, read from their texts.
     ConfigError.
     """
@@ -250,12 +251,12 @@ class ModelFlags(Flags, panel="Model"):
     )
 
     @property
-    def placement(self) -> dict[str, Any]:
+    def placement(self) -> Keywords:
         """Keywords of `load_backbone` that a model of a state takes, too."""
         return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
 
     @property
-    def choice(self) -> dict[str, Any]:
+    def choice(self) -> Keywords:
         """Keywords of `StateReader.session`. A state knows its model: the variable names the one
         for states whose own model is not here, an option the one for all.
         """
@@ -294,7 +295,7 @@ class WatchModelFlags(ModelFlags):
     )
 
     @property
-    def loading(self) -> dict[str, Any]:
+    def loading(self) -> Keywords:
         """Keywords of `load_backbone` and fields of `IngestOptions`; None means: as the state
         says.
         """

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.state.moments import parse_duration
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import (
     SUBTITLES_HELP,
@@ -279,7 +279,7 @@ def replay(
         for video, why in opened.missing.items():
             out.error(f"left out: {video}: {why}")
         referee = Judge(benchmark.judge) if benchmark.judge else None
-        loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
+        loading: Keywords = model.loading | {"dtype": model.dtype or "auto"}
         backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
         plan = study.plan(backbone, known, opened.streams, model.fps)
         out.note_model(model.model, backbone.notice)

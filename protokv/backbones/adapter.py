@@ -38,7 +38,7 @@ from protokv.core.tensors import Specs, TensorDict, Tensors
 from protokv.device.arrays import concat_rows
 from protokv.device.runs import Runs
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 
 
 class TransformersBackbone(Backbone):
@@ -329,7 +329,7 @@ class TransformersBackbone(Backbone):
             self._process(images)["pixel_values"].flatten(0, -4).float(), self._grid
         )
 
-    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+    def name_pixels(self, step: PreparedStep) -> Keywords:
         """Return the pixels of a step by the names of the model's forward, and the id of a visual
         token as `token`. A family whose forward takes no steps of a video has none.
         """
@@ -443,7 +443,7 @@ class TransformersBackbone(Backbone):
             "per_layer_inputs": self._text.get_per_layer_inputs(ids[None]),
         }
 
-    def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
+    def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> Keywords:
         """Return what a model takes of steps beside embeddings: masks of frames that see both ways,
         or DeepStack.
         """

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protokv.core.rotary import Angles, keep_still, rotate
 from protokv.errors import ConfigError
+from protokv.texts import Keywords
 
 _PROBED = 5  # a position at which keys differ from those at position 0
 
@@ -171,7 +172,7 @@ class LanguageDecoder:
         """Return the device of each layer of the decoder."""
         return [next(layer.parameters()).device for layer in self.module.layers]
 
-    def block_masks(self, blocks: Tensor, cache: Any) -> dict[str, Any]:
+    def block_masks(self, blocks: Tensor, cache: Any) -> Keywords:
         """Return masks by which new tokens of one block `[T]` int64, -1 for text, see each other;
         for large Gemmas.
 
@@ -185,7 +186,7 @@ class LanguageDecoder:
         make = sys.modules[type(self.module).__module__].create_masks_for_vision_model
         return {"attention_mask": make(self.config, inputs, None, cache, None, whole)}
 
-    def step_types(self, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+    def step_types(self, inputs: Mapping[str, Any], cache: Any) -> Keywords:
         """Return which tokens are of pictures, of all since the first: a model whose pictures see
         both ways asks it.
         """

@@ -24,7 +24,7 @@ from protokv.backbones.adapter import TransformersBackbone
 from protokv.core.backbone import PreparedStep, check_tokens_per_frame
 from protokv.core.step import Images
 from protokv.errors import ModelError
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 
 # Defaults of transformers' video processor; a still image has 280 tokens.
 GEMMA4_VIDEO_SETTINGS = {
@@ -93,7 +93,7 @@ class Gemma4(TransformersBackbone):
         ).pooler_output
         return found
 
-    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+    def name_pixels(self, step: PreparedStep) -> Keywords:
         """Return one frame as a video."""
         pixels, places = self._move_pixels([step]).tensor_split((-2,), 2)
         return {

@@ -24,6 +24,7 @@ from protokv.core.rotary import Angles
 from protokv.core.tensors import Tensors
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.machine import is_out_of_memory
+from protokv.texts import Keywords
 
 _ARGUMENTS = ("cache", "past_key_values")
 
@@ -142,13 +143,13 @@ class HeldModel(LanguageDecoder, StreamModel):
         return cache
 
 
-def _find_cache(named: dict[str, Any]) -> Any:
+def _find_cache(named: Keywords) -> Any:
     """Return the cache of ours that a model was called with; None: there is none."""
     found = next((named[name] for name in _ARGUMENTS if named.get(name) is not None), None)
     return found if hasattr(found, "begin") else None
 
 
-def _begin_call(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _begin_call(module: Any, arguments: tuple[Any, ...], named: Keywords) -> None:
     """Tell a cache that a model is called."""
     if cache := _find_cache(named):
         if named.get("use_cache") is False:
@@ -160,7 +161,7 @@ def _begin_call(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) 
         cache.begin(called=True)
 
 
-def _begin_tokens(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _begin_tokens(module: Any, arguments: tuple[Any, ...], named: Keywords) -> None:
     """Tell a cache where the tokens stand that a decoder is about to forward."""
     if arguments:
         named = signature(module.forward).bind_partial(*arguments).arguments | named
@@ -172,12 +173,12 @@ def _begin_tokens(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
         cache.begin(where, named.get("attention_mask"))
 
 
-def _end_tokens(module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
+def _end_tokens(module: Any, arguments: Any, named: Keywords, output: Any) -> None:
     if cache := _find_cache(named):
         cache.end()
 
 
-def _end_call(module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
+def _end_call(module: Any, arguments: Any, named: Keywords, output: Any) -> None:
     if cache := _find_cache(named):
         cache.end(called=True)
 

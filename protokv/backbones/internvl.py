@@ -15,6 +15,7 @@ from typing import Any
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.core.backbone import PreparedStep
+from protokv.texts import Keywords
 
 
 class InternVL(TransformersBackbone):
@@ -33,7 +34,7 @@ class InternVL(TransformersBackbone):
         self._grid = (isqrt(tokens), isqrt(tokens))
         self.settings = {"frame_side": side, "frame_tokens": tokens}
 
-    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+    def name_pixels(self, step: PreparedStep) -> Keywords:
         """Return one frame as an image."""
         pixels = self._join_pixels([step])
         return {"token": self._model.config.image_token_id, "pixel_values": pixels}

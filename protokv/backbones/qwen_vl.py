@@ -19,7 +19,7 @@ from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
 from protokv.backbones.towers import make_tower_inputs, supports_varlen, use_varlen_attention
 from protokv.core.backbone import PreparedStep
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 
 
 class QwenVL(GridBackbone, TransformersBackbone):
@@ -36,7 +36,7 @@ class QwenVL(GridBackbone, TransformersBackbone):
         """Wrap a loaded model."""
         super().__init__(model, *parts)
         self._pixels: PreprocessorConfig = self._frames
-        self._told: dict[tuple[tuple[int, int], ...], dict[str, Any]] = {}
+        self._told: dict[tuple[tuple[int, int], ...], Keywords] = {}
         self.frames_per_step = self._pixels.temporal_patch_size
         self.settings = self._pixels.settings(self.default_fps)
         # Qwen2-VL has one position per temporal patch, Qwen2.5-VL positions per second.
@@ -56,7 +56,7 @@ class QwenVL(GridBackbone, TransformersBackbone):
         """
         return PreprocessorConfig.from_files(raw).for_video()
 
-    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+    def name_pixels(self, step: PreparedStep) -> Keywords:
         """Return patches, and the grid of one temporal patch."""
         merge = self._pixels.merge_size
         grid = [1, *(side * merge for side in step.grid)]

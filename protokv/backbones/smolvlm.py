@@ -25,7 +25,7 @@ from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.pixels import FILE_SETTINGS
 from protokv.core.backbone import PreparedStep
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 
 _INTRO = "You are provided the following series of frames from a video.\n"
 _OUTRO = "\n\n"
@@ -91,7 +91,7 @@ class SmolVLM(TransformersBackbone):
         seen = vision.encoder(inputs_embeds=patches, attention_mask=None).last_hidden_state
         return list(self._connector(vision.post_layernorm(seen)))
 
-    def name_pixels(self, step: PreparedStep) -> dict[str, Any]:
+    def name_pixels(self, step: PreparedStep) -> Keywords:
         """Return one frame as the images of one prompt."""
         pixels = self._join_pixels([step])
         return {"token": self._model.config.image_token_id, "pixel_values": pixels[None]}

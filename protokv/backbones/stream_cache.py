@@ -32,6 +32,7 @@ from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_
 from protokv.core.tensors import TensorDict, Tensors
 from protokv.device.arrays import KeysValues
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.texts import Keywords
 
 CACHE_ARGUMENT = (
     "cache"
@@ -207,7 +208,7 @@ class _Untrained(torch.autograd.Function):
         raise ConfigError("nothing is trained through a memory", hint="train without the cache")
 
 
-def _check_keywords(module: Any, named: dict[str, Any]) -> None:
+def _check_keywords(module: Any, named: Keywords) -> None:
     """Refuse what a model hands to its attention and ours leaves out. ConfigError."""
     if module.training:
         raise ConfigError(

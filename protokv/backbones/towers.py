@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, vision_utils
 
 from protokv.device import kernels
+from protokv.texts import Keywords
 
 # transformers hands the lengths of parts to attention of this name: `flash` is in it.
 _IN_PARTS = "protokv_flash_in_parts"
@@ -28,14 +29,12 @@ def supports_varlen(tower: Any, device: torch.device, dtype: torch.dtype) -> boo
     return kernels.attends_in_windows(size, dtype, device)
 
 
-def make_tower_inputs(
-    tower: Any, sizes: Tensor, device: torch.device, in_parts: bool
-) -> dict[str, Any]:
+def make_tower_inputs(tower: Any, sizes: Tensor, device: torch.device, in_parts: bool) -> Keywords:
     """Return the arguments of a tower for pictures of these sizes, patches `[n, 3]` int64 (1, rows,
     columns).
     """
     merge = tower.spatial_merge_size
-    found: dict[str, Any] = {"video_grid_thw": sizes}
+    found: Keywords = {"video_grid_thw": sizes}
     found["position_ids"] = vision_utils.get_vision_position_ids(sizes, merge).to(device)
     found["cu_seqlens"] = vision_utils.get_vision_cu_seqlens(sizes)
     if hasattr(tower, "window_size"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
@@ -17,6 +17,7 @@ from protokv.memories import DurableConfig, MemoryConfig
 from protokv.state.header import StateHeader
 from protokv.state.thumbnails import DEFAULT_THUMBNAILS, MOST_THUMBNAILS
 from protokv.stream.opening import load_recorded_backbone
+from protokv.texts import Keywords
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
 from protokv.video.source import SourceSlice
@@ -200,13 +201,13 @@ class IngestOptions:
             )
 
     @property
-    def placement(self) -> dict[str, Any]:
+    def placement(self) -> Keywords:
         """Keywords of `load_recorded_backbone` that say where and how the model is loaded."""
         names = ("device", "dtype", "device_map", "quantization", "revision")
         return {name: getattr(self, name) for name in names}
 
     @property
-    def new_model(self) -> dict[str, Any]:
+    def new_model(self) -> Keywords:
         """Keywords of `identify_backbone` for the model of a new state."""
         return self.placement | {
             "name": self.backbone or DEFAULT_MODEL,

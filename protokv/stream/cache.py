@@ -37,6 +37,7 @@ from protokv.state.reader import load_state
 from protokv.state.store import StatePath
 from protokv.stream.steps import make_ids, read_prompt, yield_steps
 from protokv.stream.stream import Stream
+from protokv.texts import Keywords
 
 
 class Cache(StreamCache):
@@ -298,7 +299,7 @@ class Cache(StreamCache):
             cache._backbone = read_prompt(model, processor)
         return cache
 
-    def step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def step(self, inputs: Mapping[str, Any]) -> Keywords:
         """Return the arguments of the model for new tokens of the stream:
         `model(**cache.step(inputs))`.
 
@@ -315,7 +316,7 @@ class Cache(StreamCache):
 
     def watch(
         self, processor: Any, frames: Iterable[Any], times: Iterable[float]
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Keywords]:
         """Yield the arguments of the model for each step of a video, in the prompt that it was
         trained on: `model(**inputs)`. The loop commits each step.
 
@@ -331,7 +332,7 @@ class Cache(StreamCache):
         self._backbone = read_prompt(self.decoder.model, processor)
         return yield_steps(self, self._backbone, frames, times)
 
-    def question(self, inputs: Mapping[str, Any] | str) -> dict[str, Any]:
+    def question(self, inputs: Mapping[str, Any] | str) -> Keywords:
         """Return the arguments for a question, with a fork:
         `model.generate(**cache.question(inputs))`.
 
@@ -368,7 +369,7 @@ class Cache(StreamCache):
             why = "this question was asked, and the cache has its answer"
             raise ConfigError(why, hint="ask each with its own cache.question(inputs)")
 
-    def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _continue(self, inputs: Mapping[str, Any]) -> Keywords:
         found = dict(inputs) | self.decoder.step_types(inputs, self) | {CACHE_ARGUMENT: self}
         if self.decoder.position_components > 1 and found.get("position_ids") is None:
             ends = (int(one.max()) + 1 for one in self._positions if len(one))

@@ -22,7 +22,7 @@ from protokv.state.header import StateHeader
 from protokv.state.reader import StateReader
 from protokv.state.store import StatePath
 from protokv.stream.session import Session
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 from protokv.timings import Timings, time_stage
 
 _AnySession = TypeVar("_AnySession", bound=Session, default=Session)
@@ -123,7 +123,7 @@ def load_recorded_backbone(
 
 
 def _load(
-    header: StateHeader, name: str | None, revision: str | None, placement: dict[str, Any]
+    header: StateHeader, name: str | None, revision: str | None, placement: Keywords
 ) -> Backbone:
     named = header.backbone.name
     commit = header.backbone.revision if revision is None else revision

@@ -19,13 +19,14 @@ from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.stream.pushed import PushedFrameBuffer
 from protokv.stream.stream import Stream
+from protokv.texts import Keywords
 
 
 class _Cache(Protocol):
     stream: Stream
     length: int
 
-    def step(self, inputs: dict[str, Any]) -> dict[str, Any]: ...
+    def step(self, inputs: Keywords) -> Keywords: ...
 
     def commit(
         self,
@@ -53,7 +54,7 @@ def read_prompt(model: Any, processor: Any) -> TransformersBackbone:
 
 def yield_steps(
     cache: _Cache, backbone: TransformersBackbone, frames: Iterable[Any], times: Iterable[float]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Keywords]:
     """Yield the arguments of the model for each step, and commit what it forwarded.
 
     ConfigError: frames and times differ in number, the cache did not begin with the prompt of the
@@ -99,7 +100,7 @@ def _pair_frames(
 
 def _make_step(
     stream: Stream, backbone: TransformersBackbone, images: Any, start_s: float
-) -> tuple[dict[str, Any], StepTokens]:
+) -> tuple[Keywords, StepTokens]:
     """Return the arguments of the model for a step, and what its tokens are."""
     clock = stream.clock
     prepared = backbone.prepare(images)

@@ -21,6 +21,7 @@ from av.video.reformatter import VideoReformatter
 
 from protokv.errors import ProtoKVError, SourceUnreadable
 from protokv.mini import WORLD_COMMENT
+from protokv.texts import Keywords
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import (
@@ -319,7 +320,7 @@ class AVSource(Source):
 
     def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoder:
         arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
-        more: dict[str, Any] = {"arrivals": arrivals, "on_note": self.add_note, **begun}
+        more: Keywords = {"arrivals": arrivals, "on_note": self.add_note, **begun}
         return FrameDecoder(opened.found, opened.stream, opened.losses, self._convert, **more)
 
     def _convert(self, frame: Any) -> Image:

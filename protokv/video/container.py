@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import av
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
+from protokv.texts import Keywords
 from protokv.video import address
 from protokv.video.boxes import check_declared_samples
 from protokv.video.source import ShouldStop, never_stop
@@ -173,7 +174,7 @@ def open_container(
     where = pipe or text
     form = _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
-    how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
+    how: Keywords = {"metadata_errors": "surrogateescape"}
     limit_ffmpeg_blocks(max_pixels)
     options = {"max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS}
     options |= extra or {}
