@@ -6,6 +6,7 @@ are not UTF-8, and cannot write it. Such text is refused where it comes in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from protokv.errors import QuestionError
 
 JsonObject = dict[str, Any]
 """An object of JSON: its values are plain."""
+JsonRecord = Mapping[str, Any]
+"""The same, to be read alone."""
 Keywords = dict[str, Any]
 """Arguments by name."""
 

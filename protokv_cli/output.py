@@ -455,7 +455,7 @@ def round_timings(timings: Timings) -> JsonObject:
     return found | ({"graphs": timings.graphs} if timings.graphs else {})
 
 
-def show_timings(out: Output, timings: Mapping[str, Any]) -> None:
+def show_timings(out: Output, timings: Row) -> None:
     """Write a line to stderr for each stage that `round_timings` gives, and for each part that a
     graph can run.
     """

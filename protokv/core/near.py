@@ -9,7 +9,6 @@ tokens dropped as not finite, and `-inf` in free slots.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, TensorGroups, Tensors
 from protokv.device.runs import Plan
 from protokv.errors import StateCorrupt
 
@@ -207,7 +206,7 @@ class NearWindow(StateTensors):
         held = {f"near.{name}": getattr(self, name) for name in (*_AXES, "step")}
         return held | {"near.ring": torch.tensor([self._start, len(self), self.last_step])}
 
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+    def buffers(self) -> TensorGroups:
         """Return the bias of its slots."""
         return {"near": (self._bias,)}
 

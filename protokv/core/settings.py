@@ -30,7 +30,7 @@ from typing import (
 )
 
 from protokv.errors import ConfigError, suggest_name
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, JsonRecord
 
 if TYPE_CHECKING:
     # The command line checks settings before anything heavy is imported.
@@ -143,7 +143,7 @@ class MemoryConfig:
             {"kind": MEMORIES.load(name) if ":" in name else name} | settings
         )
 
-    def with_fields(self, changes: Mapping[str, Any]) -> Self:
+    def with_fields(self, changes: JsonRecord) -> Self:
         """Return this config with some fields changed; the checks of `from_dict` apply."""
         return replace(self, **_known_fields(type(self), changes))
 
@@ -156,7 +156,7 @@ class MemoryConfig:
         return {"kind": self.name} | values
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> MemoryConfig:
+    def from_dict(data: JsonRecord) -> MemoryConfig:
         """Return the config of plain values, the inverse of `to_dict`. A missing field has its
         default.
 
@@ -255,7 +255,7 @@ def read_field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | Non
     return found
 
 
-def _known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> JsonObject:
+def _known_fields(cls: type[MemoryConfig], data: JsonRecord) -> JsonObject:
     """Return keyword arguments for a config class from plain values; refuse unknown names."""
     known = sorted(field.name for field in fields(cls))
     for name in data:

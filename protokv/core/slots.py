@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import SlotContext
-from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, TensorGroups, Tensors
 from protokv.device.slots import SlotRows
 
 
@@ -93,7 +93,7 @@ class KVSlots(SlotRows, StateTensors):
         self.started = False
         self.start(tensors["sink.keys"], tensors["sink.values"])
 
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+    def buffers(self) -> TensorGroups:
         """Return the bias of the prompt prefix, and what is held beside all slots."""
         beside = self.beside()
         return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": beside} if beside else {})

@@ -20,6 +20,8 @@ Tensors = Mapping[str, Tensor]
 """Tensors by their names in a state."""
 TensorDict = dict[str, Tensor]
 """The same, made by who returns it."""
+TensorGroups = Mapping[str, Sequence[Tensor]]
+"""Tensors by the group that they are counted with."""
 
 LAYER = "layer"
 
@@ -111,7 +113,7 @@ class StateTensors(ABC):
         for name, held in self.live_tensors().items():
             held.copy_(tensors[name])
 
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+    def buffers(self) -> TensorGroups:
         """Return tensors that are not saved because the state determines them, by the group they
         are counted with.
         """

@@ -10,9 +10,7 @@ after its end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch
@@ -27,6 +25,7 @@ from protokv.state.sources import (
     read_last_segment,
 )
 from protokv.state.store import StatePath
+from protokv.texts import JsonRecord
 from protokv.video import Source
 from protokv.words.cues import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, read_recorded_subtitles
@@ -34,7 +33,7 @@ from protokv.words.find import identify_subtitles, name_subtitles, read_recorded
 
 def find_continued_segment(
     path: StatePath, state: State, source: Source, *, append: bool
-) -> tuple[StreamSegment, Mapping[str, Any]]:
+) -> tuple[StreamSegment, JsonRecord]:
     """Find where the source begins in the stream of a state, or stands in it already; and the
     state's record of it.
 
@@ -119,9 +118,7 @@ def check_continued_sampling(
         check_continued_field(path, field, state.settings[field], backbone.settings[field])
 
 
-def check_continued_subtitles(
-    path: StatePath, record: Mapping[str, Any], subtitles: Subtitles
-) -> None:
+def check_continued_subtitles(path: StatePath, record: JsonRecord, subtitles: Subtitles) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
     theirs = read_recorded_subtitles(record)
     ours = subtitles.record

@@ -14,10 +14,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from protokv.errors import (
     ConfigError,
@@ -38,7 +37,7 @@ from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.stream.pushed import STREAM_GAP_S
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, JsonRecord
 from protokv.video import Source, SourceDamage, SourceInfo
 from protokv.video.address import (
     PIPE,
@@ -130,7 +129,7 @@ class LiveSource(Source):
         if self._opened is not None:
             self._opened.close()
 
-    def continue_from(self, record: Mapping[str, Any], stream_s: float) -> None:
+    def continue_from(self, record: JsonRecord, stream_s: float) -> None:
         """Go on in the stream of a state at `stream_s`. StateCorrupt if its record of this source
         makes no sense.
         """

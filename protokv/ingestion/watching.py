@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion import events
@@ -32,6 +32,7 @@ from protokv.state.store import StateStore
 from protokv.state.thumbnails import Thumbnails, make_thumbnail
 from protokv.stream.seeing import StepsToWatch
 from protokv.stream.session import Session
+from protokv.texts import JsonRecord
 from protokv.timings import Timings, time_stage
 from protokv.video import Source, SourceDamage, read_steps
 from protokv.video.sampling import VideoStep
@@ -47,7 +48,7 @@ class RunSetup:
 
     session: Session
     segment: StreamSegment  # the part of the stream that its source fills
-    record: Mapping[str, Any]  # record of the source, in the state
+    record: JsonRecord  # record of the source, in the state
     subtitles: Subtitles  # subtitles of the source, in its own time
     chunk: int  # steps that go through the model together
     answers: Sequence[StandingAnswer] = ()  # answers that the state keeps

@@ -12,7 +12,7 @@ order. The border between them moves; the shape does not.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -27,7 +27,7 @@ from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig, ShareSetting
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, TensorGroups, Tensors
 from protokv.errors import StateCorrupt
 from protokv.texts import JsonObject
 
@@ -333,7 +333,7 @@ class KeptTokens(StateTensors):
         held = {f"kept.{name}": tensor for name, tensor in zip(names, self.per_token, strict=False)}
         return held | {"kept.count": counts}
 
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+    def buffers(self) -> TensorGroups:
         """Return the bias of the slots."""
         return {"kept": (self._bias,)}
 

@@ -8,9 +8,8 @@ transformers implements it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from protokv.core.attention import TokenCache
 from protokv.core.rotary import Angles, rotate
 from protokv.core.step import Grid
 from protokv.core.tensors import TensorDict, Tensors
+from protokv.texts import JsonRecord
 
 _EPSILON = 1e-6
 
@@ -27,7 +27,7 @@ _EPSILON = 1e-6
 class MiniVisionTower:
     """Patches to visual tokens, each step by itself."""
 
-    def __init__(self, config: Mapping[str, Any], weights: Tensors) -> None:
+    def __init__(self, config: JsonRecord, weights: Tensors) -> None:
         """Take the `vision_config` of a checkpoint and its weights, named without `visual.`."""
         if len(config["fullatt_block_indexes"]) != config["depth"]:
             raise ValueError("attention within windows is not implemented")
@@ -71,7 +71,7 @@ class MiniVisionTower:
 class MiniLanguageModel:
     """Embeddings to hidden states and logits, over a `TokenCache`."""
 
-    def __init__(self, config: Mapping[str, Any], weights: Tensors) -> None:
+    def __init__(self, config: JsonRecord, weights: Tensors) -> None:
         """Take the `text_config` of a checkpoint and its weights, named without `model.`."""
         self.head_size: int = config["hidden_size"] // config["num_attention_heads"]
         self._query_heads: int = config["num_attention_heads"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
 from protokv.replay.report import REPORT_COLUMNS, ReplayReport
+from protokv.texts import JsonRecord
 
 REPORT_NOTE = (
     "Right answers and their 95% interval. Difference: in points, at the longest delay, on the "
@@ -37,7 +37,7 @@ def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
     """
     delays = report["delays_s"]
     judged = any(point.get("points") is not None for point in report["points"])
-    cells: dict[tuple[Any, ...], dict[float, Mapping[str, Any]]] = {}
+    cells: dict[tuple[Any, ...], dict[float, JsonRecord]] = {}
     for point in report["points"]:
         if point["part"] != "type":
             cells.setdefault((point["name"], point["memory"], point["budget"]), {})[
@@ -85,12 +85,12 @@ def _label_row(name: str, memory: str, budget: int, n: str) -> dict[str, str]:
     return {"questions": name, "memory": memory, "budget": kept, "n": n}
 
 
-def _format_accuracy(point: Mapping[str, Any]) -> str:
+def _format_accuracy(point: JsonRecord) -> str:
     bounds = f"{100 * point['low']:.0f}-{100 * point['high']:.0f}"
     return f"{point['accuracy']:.0%} {bounds}{'*' * point['thin']}"
 
 
-def _format_difference(point: Mapping[str, Any]) -> str:
+def _format_difference(point: JsonRecord) -> str:
     if "than" not in point:
         return ""
     names = ("difference", "difference_low", "difference_high")

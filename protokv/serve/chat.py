@@ -27,7 +27,13 @@ from protokv.serve.conversations import MOST_MESSAGES, ChatMessage, digest_parts
 from protokv.serve.schemas import read_response_format
 from protokv.state.sources import VideoPlace, describe_spans
 from protokv.stream.answer import Answer
-from protokv.texts import JsonObject, check_question_text, find_invalid_character, parse_strict_json
+from protokv.texts import (
+    JsonObject,
+    JsonRecord,
+    check_question_text,
+    find_invalid_character,
+    parse_strict_json,
+)
 
 _MOST_ANSWER_TOKENS = 1024
 _LENGTHS = "max_completion_tokens", "max_tokens"
@@ -148,7 +154,7 @@ def _read_object(body: bytes) -> JsonObject:
     return data
 
 
-def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
+def _read_decoding(data: JsonRecord, published: Decoding) -> Decoding:
     if data.get("top_logprobs") and data.get("logprobs") is not True:
         raise ConfigError("top_logprobs: it needs logprobs to be true")
     top = _number(data, ("top_logprobs",), 0, 0, 20)
@@ -169,7 +175,7 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
     )
 
 
-def _read_texts(data: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
+def _read_texts(data: JsonRecord, name: str, most: int) -> tuple[str, ...]:
     """Return the texts of a field, of which there may be one or none. ConfigError."""
     texts = [data[name]] if isinstance(data.get(name), str) else data.get(name) or []
     if (
@@ -261,7 +267,7 @@ def _divide_turns(messages: Sequence[ChatMessage]) -> tuple[str, list[ChatTurn]]
 
 
 def _number(
-    data: Mapping[str, Any], names: tuple[str, ...], default: float, least: float, most: float
+    data: JsonRecord, names: tuple[str, ...], default: float, least: float, most: float
 ) -> float:
     name = next((one for one in names if data.get(one) is not None), None)
     value = default if name is None else data[name]
@@ -342,9 +348,7 @@ class ChatCompletion:
             )
         yield "data: [DONE]\n\n"
 
-    def _chunk(
-        self, delta: Mapping[str, Any], ending: Mapping[str, Any] = _UNENDED, **more: Any
-    ) -> str:
+    def _chunk(self, delta: JsonRecord, ending: JsonRecord = _UNENDED, **more: Any) -> str:
         choice = {"index": 0, "delta": delta, **ending}
         return _event(
             {**self._head, "object": "chat.completion.chunk", "choices": [choice], **more}
@@ -392,7 +396,7 @@ class ChatCompletion:
         }
 
 
-def _event(data: Mapping[str, Any]) -> str:
+def _event(data: JsonRecord) -> str:
     return f"data: {json.dumps(data)}\n\n"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -23,7 +23,7 @@ import msgspec
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, escape_text
 from protokv.state.header import StateHeader
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, JsonRecord
 
 # The most gaps and anchors of a live source that are kept, the newest ones. A clock that was
 # adjusted by less than `_STEADY_S` needs no new anchor.
@@ -50,7 +50,7 @@ class VideoPlace:
         return stream_s - self.start_s + self.offset_s
 
 
-def list_video_places(sources: Iterable[Mapping[str, Any]]) -> list[VideoPlace]:
+def list_video_places(sources: Iterable[JsonRecord]) -> list[VideoPlace]:
     """Return the place of each source of a state, from `list_state_sources`. StateCorrupt."""
     places = []
     for one in sources:
@@ -113,12 +113,12 @@ class StreamSegment:
     earlier: tuple[JsonObject, ...] = ()  # records of the sources before it, in order
     done: bool = False  # the stream has watched it to its end
 
-    def record(self, source: Mapping[str, Any]) -> JsonObject:
+    def record(self, source: JsonRecord) -> JsonObject:
         """Return the value of `StateHeader.source` while this source is watched."""
         place = {"first_step": self.first_step, "start_s": self.start_s, "earlier": [*self.earlier]}
         return {**source, **(place if self.earlier else {})}
 
-    def list_videos(self, source: Mapping[str, Any]) -> list[VideoPlace]:
+    def list_videos(self, source: JsonRecord) -> list[VideoPlace]:
         """Return where the videos of the stream are, up to this source."""
         return list_video_places((*self.earlier, self.record(source)))
 
@@ -146,7 +146,7 @@ def make_next_segment(header: StateHeader) -> StreamSegment:
     return StreamSegment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
-def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
+def list_state_sources(header: StateHeader) -> tuple[JsonRecord, ...]:
     """Return the records of all sources of a state, in order. Raises as `read_last_segment`."""
     return (*read_last_segment(header).earlier, header.source or {})
 
@@ -391,7 +391,7 @@ class WallClockLog:
         return {**dates, "lost": self.lost, **counts, "gaps": gaps}
 
     @classmethod
-    def read(cls, source: Mapping[str, Any] | None) -> WallClockLog | None:
+    def read(cls, source: JsonRecord | None) -> WallClockLog | None:
         """Return the log in the record of a source; None if it was not live. StateCorrupt if it
         makes no sense.
         """

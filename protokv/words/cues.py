@@ -17,13 +17,14 @@ import html
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from protokv.core.step import SpokenText
+from protokv.texts import JsonRecord
 from protokv.video.source import SubtitleLine
 
 # Characters; a minute of speech has about 1,000.
@@ -138,10 +139,10 @@ class Subtitles:
     def __init__(
         self,
         cues: Iterable[Cue] = (),
-        record: Mapping[str, Any] | None = None,
+        record: JsonRecord | None = None,
         lost: str | None = None,
     ) -> None:
-        self.record: Mapping[str, Any] = record or {}
+        self.record: JsonRecord = record or {}
         self.lost = lost
         self._pieces: list[_Piece] = []
         for number, cue in enumerate(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s))):

@@ -12,11 +12,11 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from protokv.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, JsonRecord
 from protokv.video.address import source_kind
 from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
@@ -155,7 +155,7 @@ def describe_subtitle_file(file: str) -> JsonObject:
     return {"kind": "file", "name": Path(file).name, "fingerprint": content}
 
 
-def read_recorded_subtitles(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def read_recorded_subtitles(source: JsonRecord | None) -> JsonRecord:
     """Return the subtitles on record of a source of a state, which may come from anywhere; empty:
     none.
     """
@@ -163,7 +163,7 @@ def read_recorded_subtitles(source: Mapping[str, Any] | None) -> Mapping[str, An
     return words if isinstance(words, Mapping) else {}
 
 
-def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
+def name_subtitles(record: JsonRecord | None) -> str | None:
     """Return subtitles on record in a few words; None for none."""
     if not record:
         return None
@@ -176,7 +176,7 @@ def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def identify_subtitles(record: Mapping[str, Any] | None) -> JsonObject:
+def identify_subtitles(record: JsonRecord | None) -> JsonObject:
     """Return what of a record tells subtitles apart; empty for none."""
     return {
         name: value for name, value in (record or {}).items() if name not in ("lost", "encoding")

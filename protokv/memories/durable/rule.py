@@ -46,7 +46,7 @@ out for one head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ from torch import Tensor
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import MOST_STREAM_COUNT, StepKV
-from protokv.core.tensors import MemoryShape, Specs, TensorDict, Tensors
+from protokv.core.tensors import MemoryShape, Specs, TensorDict, TensorGroups, Tensors
 from protokv.device import arrays
 from protokv.device.arrays import concat_rows, find_first_minimum, slice_rows, sum_weighted_rows
 from protokv.device.kernels import multiplies_bfloat16
@@ -402,7 +402,7 @@ class DurableRule(BankRule[DurableConfig]):
             **({} if self._repeats is None else self._repeats.live_tensors()),
         }
 
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+    def buffers(self) -> TensorGroups:
         """Return what a search reads."""
         return {"rule": (self._sketches, self._shares)}
 

@@ -9,17 +9,16 @@ stream (`durable.novelty`). Its slots lie before the near ones of pictures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.slots import KVSlots
-from protokv.core.tensors import SLOTS, StateTensors, TensorDict, Tensors, TensorSpec
+from protokv.core.tensors import SLOTS, StateTensors, TensorDict, TensorGroups, Tensors, TensorSpec
 from protokv.errors import StateCorrupt
 
 _PREFIX = "words."
@@ -73,7 +72,7 @@ class WordMemory(StateTensors):
         }
         return held | {"words.seen": self.seen}
 
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+    def buffers(self) -> TensorGroups:
         """Return those of its parts."""
         return {
             "words": [

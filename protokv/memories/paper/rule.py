@@ -7,13 +7,13 @@ there are any, are told which prototype took which token, what died and what was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
-from protokv.core.tensors import MemoryShape, Tensors
+from protokv.core.tensors import MemoryShape, TensorGroups, Tensors
 from protokv.memories.paper.assignment import assign_tokens_
 from protokv.memories.paper.bank import PaperBank, leave_out_uncounted
 from protokv.memories.paper.maintenance import decay_masses_, merge_close_, recycle_
@@ -40,7 +40,7 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         """Assume that every prototype of the loaded bank moved."""
         self._moved.fill_(True)
 
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+    def buffers(self) -> TensorGroups:
         """Return which prototypes moved."""
         return {"bank": (self._moved,)}
 

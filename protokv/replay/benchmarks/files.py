@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
 from typing import Any
 
 from protokv.errors import ConfigError, SourceNotFound
+from protokv.texts import JsonRecord
 
 _VIDEOS = ("", "videos", "video", "src_videos", "data", "data/videos")
 _SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".npy")
@@ -27,7 +28,7 @@ class AnnotationRecord:
     Every reader raises ConfigError, which names the place, where the object is not as published.
     """
 
-    values: Mapping[str, Any]
+    values: JsonRecord
     where: str
 
     def read(self, name: str, *kinds: type) -> Any:
