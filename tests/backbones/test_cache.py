@@ -23,6 +23,7 @@ from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state.describe import describe_state
 from protokv.stream import cache as home
 from protokv.stream.session import Session
+from tests.backbones.texts import texts, watch
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import Keywords, random_frames
@@ -88,21 +89,6 @@ def open_model(folder: Path, way: str) -> Any:
     return AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation=way
     ).eval()
-
-
-def texts(count: int, each: int = 10, seed: int = 1) -> list[Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    return [torch.randint(8, 40, (1, each), generator=g) for _ in range(count)]
-
-
-@torch.no_grad()
-def watch(model: Any, cache: protokv.Cache, steps: list[Tensor]) -> Tensor:
-    """Forward and commit steps of text; return their logits."""
-    found = []
-    for ids in steps:
-        found.append(model(**cache.step({"input_ids": ids})).logits[0])
-        cache.commit()
-    return torch.cat(found)
 
 
 def answer(model: Any, question: Keywords) -> list[int]:

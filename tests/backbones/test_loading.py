@@ -345,8 +345,6 @@ def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
         f"{text}.layers.1": "cpu:0",
         f"{text}.layers.10": "cpu:1",
     }
-    found = find_module_devices(SimpleNamespace(hf_device_map=placed), modules)
-    assert found == [torch.device(name) for name in ("cpu:1", "cpu:1", "cpu:0", "cpu:1")]
     # Offloaded layers are computed on the first accelerator.
     offloaded = {
         "": "cuda:0",
@@ -354,21 +352,23 @@ def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
         f"{text}.layers.10": "disk",
         f"{text}.layers.0": "cuda:1",
     }
-    found = find_module_devices(SimpleNamespace(hf_device_map=offloaded), modules)
-    assert found == [torch.device(name) for name in ("cuda:0", "cuda:1", "cuda:0", "cuda:0")]
-    # One layer is divided; of a model that is on disk, every part is computed on the CPU.
+    # One layer is divided.
     inside = {
         f"{text}.embed_tokens": "cuda:0",
         f"{text}.layers.0": "cuda:0",
         f"{text}.layers.1.self_attn": "cuda:1",
+        f"{text}.layers.1.mlp": "cuda:0",
+        f"{text}.layers.10": "cuda:1",
     }
-    inside |= {f"{text}.layers.1.mlp": "cuda:0", f"{text}.layers.10": "cuda:1"}
-    found = find_module_devices(SimpleNamespace(hf_device_map=inside), modules)
-    assert found == [torch.device(name) for name in ("cuda:0", "cuda:0", "cuda:1", "cuda:1")]
-    assert (
-        find_module_devices(SimpleNamespace(hf_device_map={"": "disk"}), modules)
-        == [torch.device("cpu")] * 4
-    )
+    for given, expected in (
+        (placed, "cpu:1 cpu:1 cpu:0 cpu:1"),
+        (offloaded, "cuda:0 cuda:1 cuda:0 cuda:0"),
+        (inside, "cuda:0 cuda:0 cuda:1 cuda:1"),
+        # Every part of a model that is on disk is computed on the CPU.
+        ({"": "disk"}, "cpu cpu cpu cpu"),
+    ):
+        found = find_module_devices(SimpleNamespace(hf_device_map=given), modules)
+        assert found == list(map(torch.device, expected.split()))
     for whole in (None, {"": "cpu:0"}, {"model": "cpu:1", "lm_head": "cpu:1"}):
         assert find_module_devices(SimpleNamespace(hf_device_map=whole), modules) is None
 

@@ -59,6 +59,12 @@ def state(session: Session, tmp_path: Path, engine: StandIn) -> Path:
 
 
 @pytest.fixture
+def states(state: Path, engine: StandIn, folder: Path) -> StateFolder:
+    bare = load_backbone(str(folder), device="meta", dtype="float32")
+    return StateFolder(state.parent, bare, engine=Engine(engine.url))
+
+
+@pytest.fixture
 def asked(state: Path, engine: StandIn, folder: Path) -> EngineSession:
     return EngineSession.open(StateReader.open(state), Engine(engine.url), "talk", str(folder))
 
@@ -189,10 +195,8 @@ class TestCommands:
         assert "protokv inspect STATE -o" in second
 
     def test_serve_has_many_questions_on_their_way_to_the_engine(
-        self, state: Path, session: Session, engine: StandIn, folder: Path
+        self, states: StateFolder, session: Session, engine: StandIn
     ) -> None:
-        bare = load_backbone(str(folder), device="meta", dtype="float32")
-        states = StateFolder(state.parent, bare, engine=Engine(engine.url))
         body = {"model": "talk", "messages": [{"role": "user", "content": QUESTION}]}
         # None is answered before all of them have come.
         engine.together.__init__(4)  # type: ignore[misc]
@@ -208,10 +212,8 @@ class TestCommands:
             assert json.loads(reply.content)["choices"][0]["message"]["content"] == expected
 
     def test_serve_lets_the_engine_choose_among_the_answers_of_a_schema_and_refuses_pictures(
-        self, state: Path, session: Session, engine: StandIn, folder: Path
+        self, states: StateFolder, session: Session, engine: StandIn
     ) -> None:
-        bare = load_backbone(str(folder), device="meta", dtype="float32")
-        states = StateFolder(state.parent, bare, engine=Engine(engine.url))
         enum = {"enum": [{"seen": "red"}, {"seen": "blue"}]}
         form = {"type": "json_schema", "json_schema": {"name": "seen", "schema": enum}}
         said: Any = [{"type": "text", "text": QUESTION}]
@@ -230,15 +232,12 @@ class TestCommands:
             assert why in one.text
 
     def test_agents_are_answered_by_the_engine_which_tells_no_evidence(
-        self, state: Path, session: Session, engine: StandIn, folder: Path
+        self, states: StateFolder, session: Session, engine: StandIn
     ) -> None:
         pytest.importorskip("mcp.server.mcpserver")
         from mcp.client.client import Client
 
         from protokv.serve.tools import build_tool_server
-
-        bare = load_backbone(str(folder), device="meta", dtype="float32")
-        states = StateFolder(state.parent, bare, engine=Engine(engine.url))
 
         async def ask() -> list[Any]:
             asked = {"state": "talk", "question": QUESTION}

@@ -173,22 +173,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_is_not_ready_ends_with_its_coordinator_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [SCRIPT, UNREADY], ids=["at work", "not ready"])
+def test_a_worker_ends_when_its_coordinator_is_killed(
+    text: str, jobs: list[VideoJob], tmp_path: Path
+) -> None:
     script = tmp_path / "coordinator.py"
-    script.write_text(UNREADY)
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
-    found = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        timeout=50,
-    )
-    assert found.returncode == -signal.SIGKILL
-
-
-def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[VideoJob], tmp_path: Path) -> None:
-    script = tmp_path / "coordinator.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     command = [sys.executable, str(script), jobs[0].source, str(tmp_path)]
     # The worker shares the pipe, so that this returns when both have ended.

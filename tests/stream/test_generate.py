@@ -14,9 +14,10 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingC
 
 import protokv
 from protokv.errors import ConfigError
+from tests.backbones.texts import texts, watch
 from tests.conftest import Keywords
 from tests.core.streams import copy_of, same
-from tests.stream.test_held import ANSWER, feed, make, texts
+from tests.stream.test_held import ANSWER, make
 
 
 class _Streamer:
@@ -63,11 +64,15 @@ MODES: dict[str, Keywords] = {
     "most seconds": {"max_time": 1000.0},
     "ends": {"eos_token_id": [2, 20]},
 }
-REFUSED: dict[str, Keywords] = {
-    "beams": {"num_beams": 2},
-    "beam sample": {"num_beams": 2, "do_sample": True},
-    "several sequences": {"do_sample": True, "num_return_sequences": 2},
-    "no cache": {"use_cache": False},
+REFUSED: dict[str, tuple[Keywords, str]] = {
+    "beams": ({"num_beams": 2}, "one stream"),
+    "beam sample": ({"num_beams": 2, "do_sample": True}, "one stream"),
+    "several sequences": ({"do_sample": True, "num_return_sequences": 2}, "one stream"),
+    "no cache": ({"use_cache": False}, "use_cache"),
+    # transformers itself refuses another cache beside ours.
+    "static": ({"cache_implementation": "static"}, "Passing both"),
+    "dynamic": ({"cache_implementation": "dynamic"}, "Passing both"),
+    "quantized": ({"cache_implementation": "quantized"}, "Passing both"),
 }
 Setup = tuple[Any, protokv.Cache, Tensor, Tensor]
 
@@ -77,7 +82,7 @@ def setup() -> Setup:
     model = make("Llama")
     cache = protokv.Cache(model, 400, center_bits=32)
     steps = texts(6)
-    feed(model, cache, steps)
+    watch(model, cache, steps)
     (question,) = texts(1, 6, seed=77)
     return model, cache, question, torch.cat((*steps, question), 1)
 
@@ -114,15 +119,7 @@ def test_a_mode_that_no_memory_serves_is_refused_and_leaves_nothing(
 ) -> None:
     model, cache, question, _ = setup
     before = copy_of(cache.stream)
-    with pytest.raises(ConfigError, match=r"one stream|use_cache"):
-        answer(model, cache.question({"input_ids": question}), REFUSED[mode])
-    assert same(copy_of(cache.stream), before)
-
-
-def test_another_cache_beside_that_of_a_question_is_refused(setup: Setup) -> None:
-    model, cache, question, _ = setup
-    before = copy_of(cache.stream)
-    for kind in ("static", "dynamic", "quantized"):
-        with pytest.raises(ValueError, match="Passing both"):
-            answer(model, cache.question({"input_ids": question}), {"cache_implementation": kind})
+    refused, said = REFUSED[mode]
+    with pytest.raises((ConfigError, ValueError), match=said):
+        answer(model, cache.question({"input_ids": question}), refused)
     assert same(copy_of(cache.stream), before)

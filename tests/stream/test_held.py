@@ -20,6 +20,7 @@ from protokv.core.rotary import rotate
 from protokv.core.step import StepKV
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
+from tests.backbones.texts import texts, watch
 from tests.conftest import Keywords
 from tests.core.streams import copy_of, same
 
@@ -51,18 +52,6 @@ def make(name: str, **settings: Any) -> Any:
     return model
 
 
-def texts(count: int, each: int = 10, seed: int = 1, words: int = 82) -> list[Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    return [8 + torch.randint(0, words, (1, each), generator=g) for _ in range(count)]
-
-
-@torch.no_grad()
-def feed(model: Any, cache: Any, steps: list[Tensor]) -> None:
-    for ids in steps:
-        model(**cache.step({"input_ids": ids}))
-        cache.commit()
-
-
 @torch.no_grad()
 def ask(model: Any, cache: protokv.Cache, ids: Tensor) -> Tensor:
     found: Tensor = model(**cache.question({"input_ids": ids})).logits[0]
@@ -90,7 +79,7 @@ def test_tokens_said_again_merge_into_what_they_are_where_no_layer_rotates(
     model = make(name, **settings)
     steps = texts(12, words=6)
     cache = protokv.Cache(model, 70, center_bits=32)
-    feed(model, cache, steps)
+    watch(model, cache, steps)
     plain = DynamicCache(config=model.config)
     (question,) = texts(1, seed=2)
     with torch.no_grad():
@@ -104,7 +93,7 @@ def test_tokens_said_again_merge_into_what_they_are_where_no_layer_rotates(
 def test_layers_that_do_not_rotate_hold_keys_as_they_are_beside_layers_that_do() -> None:
     model = make("SmolLM3", no_rope_layers=[1, 0, 0, 1], use_sliding_window=False)
     cache = protokv.Cache(model, 24, center_bits=32)
-    feed(model, cache, texts(1))
+    watch(model, cache, texts(1))
     assert cache.decoder.rotated == [True, False, False, True]
     memory = cache.memory
     assert memory is not None
@@ -135,7 +124,7 @@ def test_angles_that_lengthen_keys_do_so_once(kind: str, memory: str) -> None:
     exact = {"center_bits": 32} if memory == "durable" else {}
     budget = 4000 if memory == "paper" else 400  # of which a quarter is not merged
     cache = protokv.Cache(model, memory=MemoryConfig.of(memory, budget=budget, **exact))
-    feed(model, cache, steps)
+    watch(model, cache, steps)
     (question,) = texts(1, seed=2)
     with torch.no_grad():
         expected = model(torch.cat((*steps, question), 1)).logits[0, -10:]
@@ -157,7 +146,7 @@ def test_a_model_with_an_angle_for_each_pair_and_its_sine_first_is_read_as_it_is
     ours = rotate(decoder.to_halves(keys)[0, :, 0], *angles)
     torch.testing.assert_close(decoder.to_halves(theirs)[0, :, 0], ours)
     steps = texts(12)
-    feed(model, cache, steps)
+    watch(model, cache, steps)
     (question,) = texts(1, seed=2)
     with torch.no_grad():
         expected = model(torch.cat((*steps, question), 1)).logits[0, -10:]
@@ -248,15 +237,15 @@ def test_a_forward_that_fails_leaves_nothing(settings: tuple[str, Any], place: s
     model = make(settings[0], **settings[1])
     steps, (question,) = texts(12), texts(1, seed=2)
     cache, clean = protokv.Cache(model, 48), protokv.Cache(model, 48)
-    feed(model, clean, steps)
-    feed(model, cache, steps[:6])
+    watch(model, clean, steps)
+    watch(model, cache, steps[:6])
     with failing(PLACES[place](model)), torch.no_grad():
         model(**cache.step({"input_ids": steps[6]}))
     with pytest.raises(ConfigError, match="the last forward failed"):
         cache.commit()
     with failing(PLACES[place](model)), torch.no_grad():
         model(**cache.question({"input_ids": question}))
-    feed(model, cache, steps[6:])
+    watch(model, cache, steps[6:])
     assert torch.equal(ask(model, cache, question), ask(model, clean, question))
     assert same(copy_of(cache.stream), copy_of(clean.stream))
 
@@ -264,10 +253,10 @@ def test_a_forward_that_fails_leaves_nothing(settings: tuple[str, Any], place: s
 def test_a_copied_model_notes_each_token_once(llama: Any) -> None:
     steps, (question,) = texts(8), texts(1, seed=2)
     cache = protokv.Cache(llama, 24)
-    feed(llama, cache, steps)
+    watch(llama, cache, steps)
     other = copy.deepcopy(llama)
     again = protokv.Cache(other, 24)
-    feed(other, again, steps)
+    watch(other, again, steps)
     assert torch.equal(ask(other, again, question), ask(llama, cache, question))
     hooks = (other.model._forward_pre_hooks, other._forward_pre_hooks)
     assert list(map(len, hooks)) == [1, 1]
@@ -278,7 +267,7 @@ def test_a_copied_model_notes_each_token_once(llama: Any) -> None:
 def test_a_question_is_asked_once_and_tokens_are_not_hidden(llama: Any) -> None:
     cache = protokv.Cache(llama, 24)
     (ids,) = texts(1)
-    feed(llama, cache, texts(8))
+    watch(llama, cache, texts(8))
     question = cache.question({"input_ids": ids})
     before = copy_of(cache.stream)
     llama.generate(**question, **ANSWER)
@@ -299,7 +288,7 @@ def test_training_is_refused_and_a_gradient_is_not_lost_without_a_word(llama: An
     with pytest.raises(ConfigError, match="trained through a memory"):
         model(**cache.step({"input_ids": ids})).logits.sum().backward()
     model.train()
-    for use in (lambda: protokv.Cache(model), lambda: feed(model, cache, [ids])):
+    for use in (lambda: protokv.Cache(model), lambda: watch(model, cache, [ids])):
         with pytest.raises(ConfigError, match="being trained"):
             use()
 
@@ -308,7 +297,7 @@ def test_an_answer_reads_the_memory_where_a_model_was_published_without_a_cache(
     model = copy.deepcopy(llama)
     cache = protokv.Cache(model, 24)
     (ids,) = texts(1)
-    feed(model, cache, texts(8))
+    watch(model, cache, texts(8))
     expected = model.generate(**cache.question({"input_ids": ids}), **ANSWER)
     model.generation_config.use_cache = False
     assert torch.equal(model.generate(**cache.question({"input_ids": ids}), **ANSWER), expected)
@@ -346,7 +335,7 @@ def test_a_state_is_of_the_adapter_that_was_active(llama: Any, tmp_path: Path) -
     layer = model.model.layers[0].mlp.up_proj = Adapted(64, 48, bias=False).requires_grad_(False)
     path = tmp_path / "adapted.safetensors"
     cache = protokv.Cache(model, 24)
-    feed(model, cache, texts(2))
+    watch(model, cache, texts(2))
     cache.save(path)
     assert protokv.Cache.load(path, model).seen == 20
     for name, value in (("active", "b"), ("disabled", True)):
@@ -385,7 +374,7 @@ def test_a_state_is_of_the_integers_of_a_quantized_model(llama: Any, tmp_path: P
     path = tmp_path / "quantized.safetensors"
     steps, (question,) = texts(6), texts(1, seed=2)
     cache = protokv.Cache(model, 400, center_bits=32)
-    feed(model, cache, steps)
+    watch(model, cache, steps)
     asked = ask(model, cache, question)
     with torch.no_grad():
         expected = model(torch.cat((*steps, question), 1)).logits[0, -10:]
@@ -423,7 +412,7 @@ def test_a_state_is_of_the_codes_of_a_packed_model_in_any_order(llama: Any, tmp_
     layer = model.model.layers[1].mlp.up_proj = PackedLinear(64, 48)
     path = tmp_path / "packed.safetensors"
     cache = protokv.Cache(model, 24)
-    feed(model, cache, texts(2))
+    watch(model, cache, texts(2))
     cache.save(path)
     block = layer.weight.data[: 32 * 64 // 2]
     halves = torch.cat((block >> 4, block & 15))[torch.randperm(32 * 64)]
@@ -439,14 +428,14 @@ def test_a_memory_that_failed_within_a_step_is_of_no_use(
 ) -> None:
     cache = protokv.Cache(llama, 24)
     (ids,) = texts(1)
-    feed(llama, cache, texts(4))
+    watch(llama, cache, texts(4))
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no memory left")
 
     monkeypatch.setattr(cache.memory, "append", fail)
     with pytest.raises(RuntimeError, match="no memory left"):
-        feed(llama, cache, [ids])
-    for use in (lambda: feed(llama, cache, [ids]), lambda: cache.save(tmp_path / "x.safetensors")):
+        watch(llama, cache, [ids])
+    for use in (lambda: watch(llama, cache, [ids]), lambda: cache.save(tmp_path / "x.safetensors")):
         with pytest.raises(ConfigError, match="of no use"):
             use()

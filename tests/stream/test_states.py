@@ -15,6 +15,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
+from tests.backbones.texts import texts, watch
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import Keywords, random_frames, watched, widen
 from tests.tolerance import near_logits
@@ -36,18 +37,6 @@ def model(folder: Path) -> Any:
     ).eval()
 
 
-def texts(count: int, each: int = 10, seed: int = 1) -> list[torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    return [torch.randint(8, 40, (1, each), generator=g) for _ in range(count)]
-
-
-@torch.no_grad()
-def tell(model: Any, cache: protokv.Cache, steps: list[torch.Tensor]) -> None:
-    for ids in steps:
-        model(**cache.step({"input_ids": ids}))
-        cache.commit()
-
-
 @pytest.mark.parametrize("count", [3, 20])
 @pytest.mark.parametrize("memory", ["durable", "paper", "sliding-window"])
 @torch.no_grad()
@@ -55,7 +44,7 @@ def test_a_question_to_the_state_of_a_cache_has_the_logits_of_the_cache(
     model: Any, backbone: Backbone, tmp_path: Path, memory: str, count: int
 ) -> None:
     cache = protokv.Cache(model, 60, memory)
-    tell(model, cache, texts(count))
+    watch(model, cache, texts(count))
     path = tmp_path / "talk.safetensors"
     cache.save(path)
     session = protokv.load(path, backbone)
@@ -114,7 +103,7 @@ def test_a_session_says_what_it_cannot_do_with_tokens_that_a_model_placed(
     model: Any, backbone: Backbone, tmp_path: Path
 ) -> None:
     cache = protokv.Cache(model, 60)
-    tell(model, cache, texts(3))
+    watch(model, cache, texts(3))
     cache.save(tmp_path / "talk.safetensors")
     session = protokv.load(tmp_path / "talk.safetensors", backbone)
     frames = random_frames(0, backbone.frames_per_step)
@@ -133,7 +122,7 @@ def test_a_model_whose_weights_are_not_those_of_its_files_is_another_model(
 ) -> None:
     other = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="protokv")
     cache = protokv.Cache(other.eval(), 60)
-    tell(other, cache, texts(3))
+    watch(other, cache, texts(3))
     cache.save(tmp_path / "same.safetensors")
     protokv.load(tmp_path / "same.safetensors", backbone)
     with torch.no_grad():
