@@ -22,7 +22,6 @@ from typing import Any
 from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, ProtoKVError, did_you_mean
 from protokv.machine import is_out_of_memory
-from protokv.texts import JsonObject
 
 BACKBONE_ENTRY_POINTS = "protokv.backbones"
 """The group by which an installed package registers `NAME = "MODULE:CLASS"`.
@@ -42,7 +41,7 @@ _VOLATILE = frozenset(
 _HEADER_BYTES = 100_000_000  # the longest header that the safetensors library reads
 
 
-def read_model_file(path: str, filename: str) -> JsonObject:
+def read_model_file(path: str, filename: str) -> dict[str, Any]:
     """Read a JSON file of a model folder; return an empty dictionary if there is none. ModelError:
     it is not JSON.
     """
@@ -58,7 +57,7 @@ def read_model_file(path: str, filename: str) -> JsonObject:
     return content if isinstance(content, dict) else {}
 
 
-def read_video_processor(held: Any) -> tuple[JsonObject, bool]:
+def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
     """Read the settings of the video processor of a processor, or of a folder, whose files are read
     as by transformers.
 
@@ -117,7 +116,7 @@ def digest_known_weights(name: str) -> str:
     return digest_weights(folder) if there else ""
 
 
-def hash_config(config: JsonObject) -> str:
+def hash_config(config: dict[str, Any]) -> str:
     """Return sha256 of a model's configuration without the fields that do not change its
     arithmetic.
     """

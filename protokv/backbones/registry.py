@@ -27,7 +27,6 @@ from protokv.backbones.files import (
     translate_model_errors,
 )
 from protokv.errors import ConfigError, ModelError, ModelNotFound
-from protokv.texts import Keywords
 
 if TYPE_CHECKING:
     from protokv.backbones.loading import Placement
@@ -170,7 +169,7 @@ def require_model(name: str, revision: str | None = None) -> None:
 
 @contextmanager
 def _resolved(
-    name: str, options: Keywords, revision: str | None, folder: Path | None
+    name: str, options: dict[str, Any], revision: str | None, folder: Path | None
 ) -> Iterator[tuple[type[Backbone], str, Any, Placement]]:
     """Yield family, path, config and placement of a model; turn errors inside the block into clear
     ones.
