@@ -259,8 +259,9 @@ def ingest(
             alone = [
                 *list_set_options(state, "append"),
                 *list_set_options(watch, "start_s", "duration_s", "chunk"),
+                *list_set_options(live),
+                *list_set_options(output, "timings"),
             ]
-            alone += [*list_set_options(live), *list_set_options(output, "timings")]
             alone += ["--subtitles FILE"] * names_subtitle_file(watch.subtitles)
             hint = "several videos are continued without an option, and watched to their ends"
             check_options((alone, f"{' and '.join(alone)}: for one video only", hint))

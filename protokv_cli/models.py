@@ -81,8 +81,9 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
             "name": model.name,
             "parameters": model.millions * 1_000_000,
             "visual_tokens": model.tokens,
+            "cached_bytes": cached.get(model.name, 0),
+            "needed_bytes": needed,
         }
-        row |= {"cached_bytes": cached.get(model.name, 0), "needed_bytes": needed}
         rows.append(row | {"fits": fits, "recommended": False})
     on_gpu = [row for row in rows if {*row["fits"]["bfloat16"]} - {"cpu"}]
     on_cpu = [

@@ -38,8 +38,11 @@ _CODE_PAGES = [
     "cp1257",
     "cp874",
     "koi8_r",
+    "gb18030",
+    "big5",
+    "cp932",
+    "cp949",
 ]
-_CODE_PAGES += ["gb18030", "big5", "cp932", "cp949"]
 _WESTERN = "àáâãäåæçèéêëìíîïñòóôõöøœùúûüÿ"
 _WESTERN += _WESTERN.upper() + "ß¿¡«»\u2018\u2019\u201c\u201d\u2013\u2014…°€£\xa0"
 _HUNGARIAN = set("áéíóöõúüûÁÉÍÓÖÕÚÜÛ")

@@ -27,8 +27,8 @@ FAMILIES = [
     "gemma4_unified",
     "cosmos3_omni",
     "exaone4_5",
+    "nemotron_h_omni",
 ]
-FAMILIES += ["nemotron_h_omni"]
 # Families whose processor tells which tokens are of a picture.
 TYPED = ("glm4v", "glm46v", "minicpmv4_7", "gemma4_unified", "cosmos3_omni")
 COUNT = 5

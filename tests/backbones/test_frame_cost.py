@@ -43,8 +43,9 @@ SIZES = [
     (3840, 2160),
     (720, 1280),
     (1920, 120),
+    (20, 16),
+    (641, 363),
 ]
-SIZES += [(20, 16), (641, 363)]
 # The files of the published models.
 STILL = {
     "min_pixels": 3136,

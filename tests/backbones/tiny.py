@@ -63,8 +63,8 @@ SMOLVLM_SPECIAL = [
     "<image>",
     "<fake_token_around_image>",
     "<global-img>",
+    "<end_of_utterance>",
 ]
-SMOLVLM_SPECIAL += ["<end_of_utterance>"]
 INTERNVL_SPECIAL = [END, "<|im_start|>", TURN_END, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"]
 INTERNVL_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% for c in m['content'] %}"
@@ -234,8 +234,10 @@ def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
         "hidden_size": 16,
         "intermediate_size": 20,
         "out_hidden_size": heads * HEAD_SIZE,
+        "tokens_per_second": 2,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
     }
-    tower |= {"tokens_per_second": 2, "window_size": 56, "fullatt_block_indexes": [1]}
     return write_qwen(folder, "Qwen2_5_VL", tower, heads, kv_heads)
 
 

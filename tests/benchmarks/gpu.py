@@ -59,8 +59,6 @@ SMALL: JsonObject = {
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-}
-SMALL |= {
     "num_key_value_heads": 2,
     "vocab_size": 64,
     "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
@@ -310,8 +308,9 @@ def measure_steps(visit: Visit, _: int) -> None:
         ("sliding-window", 6000, True),
         ("durable", 1000, True),
         ("durable", 24000, True),
+        ("durable", 6000, False),
+        ("infinipot-v", 6000, True),
     ]
-    cases += [("durable", 6000, False), ("infinipot-v", 6000, True)]
     for kind, budget, by_graphs in [("durable", 24, True)] if visit.tiny else cases:
         with visit.trying(memory=kind, budget=budget, by_graphs=by_graphs):
             _measure_memory(visit, backbone, kind, budget, prepared, steps, by_graphs)
@@ -718,8 +717,20 @@ WHOLE_VISIT_S = 480
 def run_part(part: str, share: int, *, tiny: bool, rows: Path, work: Path, end: float) -> None:
     """Run a part in a process of its own; end it and all that it started at its limit."""
     seconds = min(PARTS[part][1], end - time.monotonic())
-    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--part", part, "--share", str(share)]
-    command += ["--rows", str(rows), "--work", str(work), *(["--tiny"] if tiny else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.gpu",
+        "--part",
+        part,
+        "--share",
+        str(share),
+        "--rows",
+        str(rows),
+        "--work",
+        str(work),
+        *(["--tiny"] if tiny else []),
+    ]
     start = time.monotonic()
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     surroundings = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}

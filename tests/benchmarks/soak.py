@@ -63,8 +63,11 @@ def watch(video: Path, state: Path, *, budget: int, every: int) -> Iterator[Json
         str(state),
         "--format",
         "json",
+        "--budget",
+        str(budget),
+        "--every",
+        f"{every}steps",
     ]
-    command += ["--budget", str(budget), "--every", f"{every}steps"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:

@@ -29,8 +29,9 @@ def small_config(budget: int = 29, **changes: Any) -> PaperConfig:
         "subquantizers": 2,
         "codewords": 4,
         "warmup_residuals": 11,
+        "merge_key_distance": 0.5,
+        "merge_value_distance": 0.5,
     }
-    defaults |= {"merge_key_distance": 0.5, "merge_value_distance": 0.5}
     return PaperConfig(budget=budget, **(defaults | changes))
 
 

@@ -122,8 +122,16 @@ def make_tensors(seed: int) -> dict[str, torch.Tensor]:
 
 
 def make_head(**changes: Any) -> SlotsHead:
-    known: JsonObject = {"slots": SLOTS, "commit": "c0", "model": "m", "family": "llama"}
-    known |= {"dtype": "float32", "weights_digest": "", "biased": True, "free": True}
+    known: JsonObject = {
+        "slots": SLOTS,
+        "commit": "c0",
+        "model": "m",
+        "family": "llama",
+        "dtype": "float32",
+        "weights_digest": "",
+        "biased": True,
+        "free": True,
+    }
     return SlotsHead(**known | {"ids": PREFIX} | changes)
 
 

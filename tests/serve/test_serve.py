@@ -392,16 +392,19 @@ ELSEWHERE = [
     "[::ffff:127.0.0.1]",
     "::1",
     "evil.example:99999",
-]
-ELSEWHERE += [
     "evil@localhost",
     "localhost@evil.example",
     "localhost/.evil",
     "localhost,evil",
     "%6cocalhost",
     "none",
+    "",
+    " ",
+    "localhost evil",
+    "localhost\\.evil",
+    "localhost\tevil",
+    "\xe9vil.example",
 ]
-ELSEWHERE += ["", " ", "localhost evil", "localhost\\.evil", "localhost\tevil", "\xe9vil.example"]
 SITES = [
     {"origin": o}
     for o in (

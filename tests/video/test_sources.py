@@ -128,8 +128,12 @@ def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(
             ]
 
 
-SOUGHT = ["variable rate", "reordered frames", "open groups", "open groups of h264", "late start"]
-SOUGHT += [
+SOUGHT = [
+    "variable rate",
+    "reordered frames",
+    "open groups",
+    "open groups of h264",
+    "late start",
     "transport stream",
     "matroska in milliseconds",
     "fragmented",

@@ -73,8 +73,8 @@ def _write_rvs(
 
 def write_rvs_ego(root: Path, clips: list[Path]) -> None:
     """Write questions whose answers last, and one whose answer changes."""
-    kinds = [("Whether Something Happened(Y/N)", "Was there a star?", "yes.")]
-    kinds += [
+    kinds = [
+        ("Whether Something Happened(Y/N)", "Was there a star?", "yes."),
         ("What event order", "What came first?", "star."),
         ("Scene Summary", "What is there now?", "nothing."),
     ]
