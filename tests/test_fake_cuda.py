@@ -16,6 +16,7 @@ from protokv.backbones import load_backbone
 from protokv.backbones.loading import use_fast_kernels
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
+from protokv.core.tensors import TensorDict
 from protokv.device import arrays
 from protokv.ingestion.prefetch import StopRequest, prefetch_steps
 from protokv.memories import MEMORIES, MemoryConfig
@@ -79,13 +80,13 @@ def small(kind: str, **changes: Any) -> MemoryConfig:
     return config.with_words(True)
 
 
-def held(session: Session) -> dict[str, torch.Tensor]:
+def held(session: Session) -> TensorDict:
     return {name: data_of(tensor).clone() for name, tensor in session.tensors().items()}
 
 
 def use(
     backbone: Backbone, config: MemoryConfig, path: Path
-) -> tuple[list[dict[str, torch.Tensor]], list[object]]:
+) -> tuple[list[TensorDict], list[object]]:
     """Return the states and the answers of a session that is saved, loaded and goes on with a chunk
     of two steps.
     """

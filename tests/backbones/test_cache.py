@@ -18,6 +18,7 @@ import protokv
 from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
+from protokv.core.tensors import TensorDict
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state.describe import describe_state
@@ -213,7 +214,7 @@ def test_pictures_that_see_both_ways_do_so_in_steps(tmp_path: Path) -> None:
         )
 
 
-def positions_of(model: Any, inputs: dict[str, Tensor]) -> Tensor | None:
+def positions_of(model: Any, inputs: TensorDict) -> Tensor | None:
     """Return the position ids of a whole prompt with a video; None: one after another."""
     if "position_ids" in inputs or not hasattr(model.model, "get_rope_index"):
         return inputs.get("position_ids")
@@ -221,7 +222,7 @@ def positions_of(model: Any, inputs: dict[str, Tensor]) -> Tensor | None:
     return model.model.get_rope_index(inputs["input_ids"], **named)[0]
 
 
-def pictures(family: str, inputs: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+def pictures(family: str, inputs: TensorDict, number: int) -> TensorDict:
     """Return the pictures of one step of a video, as the model's forward takes them."""
     if "video_grid_thw" in inputs:
         _, rows, columns = inputs["video_grid_thw"][0].tolist()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import protokv
 from protokv.core.rotary import rotate
+from protokv.core.tensors import TensorDict
 from samples.families import make, read_defaults, try_family
 from tests.backbones.test_cache import ANSWER, answer
 from tests.conftest import widen
@@ -40,7 +40,7 @@ def tiny_model(family: str) -> Any:
     return make(read_defaults(CONFIG_MAPPING[family]), AutoModelForImageTextToText)
 
 
-def make_steps(family: str, config: Any) -> list[dict[str, Tensor]]:
+def make_steps(family: str, config: Any) -> list[TensorDict]:
     """Return steps of two words and a picture of 4 x 8 patches, as the processor of the family
     gives them.
     """

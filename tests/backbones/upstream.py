@@ -29,6 +29,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
+from protokv.core.tensors import TensorDict
 from protokv.texts import JsonObject
 from tests.backbones.tiny import PATCH
 
@@ -116,7 +117,7 @@ class Upstream:
 
     def inputs(
         self, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()
-    ) -> dict[str, Tensor]:
+    ) -> TensorDict:
         """Return arguments of the model's forward, in its dtype. Every step of the video has frames
         of one size.
 
@@ -133,11 +134,11 @@ class Upstream:
         }
 
     @torch.no_grad()
-    def logits(self, inputs: dict[str, Tensor], n_last: int) -> Tensor:
+    def logits(self, inputs: TensorDict, n_last: int) -> Tensor:
         return self.model(**inputs).logits[0, -n_last:]
 
     def generate(
-        self, inputs: dict[str, Tensor], n_tokens: int, **penalties: float
+        self, inputs: TensorDict, n_tokens: int, **penalties: float
     ) -> tuple[list[int], float]:
         """Continue greedily with the model's own `generate`, past any end of the answer.
 
@@ -201,7 +202,7 @@ def in_front(prompt: Prompt) -> str:
     return f"{prompt.words[-1]}\n{prompt.question}" if prompt.words[-1] else prompt.question
 
 
-def qwen_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
+def qwen_vl_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all
     of the video.
     """
@@ -268,7 +269,7 @@ def qwen_patches(video: Video, patch: int = 14, **settings: Any) -> tuple[Tensor
     return torch.cat(patches), (grid[1], grid[2])
 
 
-def qwen3_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
+def qwen3_vl_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     """Text by the processor, pixels by the PIL image processor, positions by the model."""
     config = upstream.model.config
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
@@ -300,7 +301,7 @@ def qwen3_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     }
 
 
-def llava_onevision_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
+def llava_onevision_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     """LLaVA-OneVision; positions are the model's own, and so is the newline behind the video."""
     config = upstream.model.config
     before, after = upstream.chat(in_front(prompt))
@@ -337,7 +338,7 @@ def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
     )
 
 
-def gemma4_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
+def gemma4_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     """Text by the processor, pixels by the PIL image processor with the settings for video."""
     config = upstream.model.config
     tokenizer = upstream.tokenizer
@@ -390,7 +391,7 @@ def smolvlm_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     return upstream.render(prompt.question, *said, chat_template=template, video=expanded)
 
 
-def smolvlm_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
+def smolvlm_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     """Text by the processor, pixels by the PIL image processor, whole and at the size for video."""
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     settings = raw | {"size": raw["video_sampling"]["video_size"], "do_image_splitting": False}
@@ -413,7 +414,7 @@ def internvl_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     return upstream.render(prompt.question, *said, video=lines or CUT)
 
 
-def internvl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
+def internvl_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     """Text by the processor, pixels by the PIL image processor without tiles."""
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
     processor = GotOcr2ImageProcessorPil(**raw, crop_to_patches=False)
@@ -424,7 +425,7 @@ def internvl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
 
 # Families of which the processor writes more around the video than the template.
 TEXTS: dict[str, Callable[..., str]] = {"smolvlm": smolvlm_text, "internvl": internvl_text}
-INPUTS: dict[str, Callable[[Upstream, Prompt], dict[str, Tensor]]] = {
+INPUTS: dict[str, Callable[[Upstream, Prompt], TensorDict]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), qwen_vl_inputs),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), qwen3_vl_inputs),
     "gemma4": gemma4_inputs,

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from protokv.core.context import PositionFacts
 from protokv.core.memory import Memory
 from protokv.core.rotary import PreciseRotary
+from protokv.core.tensors import TensorDict
 from protokv.memories import DurableConfig, PaperConfig
 from protokv.stream.stream import Stream
 from protokv.testing.streams import PlainRotary as PlainRotary
@@ -46,6 +45,6 @@ def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Positio
     return PositionFacts(precise, origin, 2**18, moving)
 
 
-def copy_of(memory: Memory | Stream) -> dict[str, Tensor]:
+def copy_of(memory: Memory | Stream) -> TensorDict:
     """The state, safe from later steps."""
     return {name: tensor.clone() for name, tensor in memory.tensors().items()}

@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from protokv.core.build import build_memory
 from protokv.core.memory import Memory
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, TensorDict
 from protokv.errors import ConfigError
 from protokv.memories import MEMORIES, MemoryConfig, PaperConfig
 from protokv.testing import MemoryTests
@@ -40,7 +39,7 @@ class TestMemories(MemoryTests):
         if "bank.mass" in memory.tensors():
             check_bank(memory.tensors())
 
-    def damage(self, good: dict[str, Tensor]) -> list[tuple[str, dict[str, Tensor]]]:
+    def damage(self, good: TensorDict) -> list[tuple[str, TensorDict]]:
         """Numbers that serve as an index are out of range."""
         bad = []
         if "near.ring" in good:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from protokv.core.tensors import TensorDict
 from protokv.errors import StateNotFound
 from protokv.slots import SlotsHead, write_slots
 from protokv.texts import JsonObject
@@ -108,7 +109,7 @@ def make_config(folder: Path, **settings: Any) -> Any:
     )
 
 
-def make_tensors(seed: int) -> dict[str, torch.Tensor]:
+def make_tensors(seed: int) -> TensorDict:
     g = torch.Generator().manual_seed(seed)
     shape = (LAYERS, SLOTS, HEADS)
     bias = torch.rand(shape, generator=g) * 5

@@ -23,6 +23,7 @@ from tests.video.conftest import encode
 __all__ = ["store"]
 
 CONFIG = DurableConfig(budget=40)
+StateBytes = dict[str, bytes]
 
 # A recipe may kill its process at the step of this redness.
 FATAL_RED = 250
@@ -63,7 +64,7 @@ def jobs(films: Path) -> list[VideoJob]:
 
 
 @pytest.fixture(scope="session")
-def singly(jobs: list[VideoJob], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def singly(jobs: list[VideoJob], tmp_path_factory: pytest.TempPathFactory) -> StateBytes:
     """The bytes of each state by key, written by single runs of `ingest`."""
     folder = tmp_path_factory.mktemp("singly")
     states = {}
@@ -115,7 +116,7 @@ def ends(found: Mapping[str, VideoOutcome]) -> dict[str, tuple[str, int]]:
     return {key: (one.status, one.attempts) for key, one in found.items()}
 
 
-def written(recipe: JobRecipe) -> dict[str, bytes]:
+def written(recipe: JobRecipe) -> StateBytes:
     """Return the bytes of each state of a fleet by key."""
     states = Path(recipe.place).rglob("*.safetensors")
     return {
@@ -125,7 +126,7 @@ def written(recipe: JobRecipe) -> dict[str, bytes]:
 
 
 def check_killed_worker(
-    make_pool: Any, jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes]
+    make_pool: Any, jobs: list[VideoJob], recipe: MockRecipe, singly: StateBytes
 ) -> None:
     """Check that a worker that is killed is replaced, and that its video goes on from its last
     commit.

@@ -16,12 +16,19 @@ from protokv.fleet import LocalWorkerPool, VideoJob, locate_fleet_state, preview
 from protokv.fleet.run import VIDEO_ATTEMPTS, WorkerDied
 from protokv.ingestion import ingest_events
 from protokv.state.commit import lock
-from tests.fleet.conftest import InlinePool, check_killed_worker, ends, outcomes, written
+from tests.fleet.conftest import (
+    InlinePool,
+    StateBytes,
+    check_killed_worker,
+    ends,
+    outcomes,
+    written,
+)
 from tests.fleet.recipes import MissingRecipe, MockRecipe
 
 
 def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
-    jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes], tmp_path: Path
+    jobs: list[VideoJob], recipe: MockRecipe, singly: StateBytes, tmp_path: Path
 ) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     assert [one.status for one in preview_fleet(jobs, recipe)] == ["done", "new", "new"]
@@ -45,7 +52,7 @@ def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
     films: Path,
     jobs: list[VideoJob],
     recipe: MockRecipe,
-    singly: dict[str, bytes],
+    singly: StateBytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def slip(source: str, *arguments: Any, **options: Any) -> Any:
@@ -89,7 +96,7 @@ def dying(times: int, verb: str) -> Any:
 @pytest.mark.parametrize("verb", ["examine", "watch"])
 @pytest.mark.parametrize("times", [1, 99])
 def test_a_video_whose_worker_died_is_tried_again_and_at_last_reported(
-    verb: str, times: int, jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes]
+    verb: str, times: int, jobs: list[VideoJob], recipe: MockRecipe, singly: StateBytes
 ) -> None:
     found = outcomes(jobs, InlinePool(recipe, 2, dying(times, verb)), recipe)
     end = ("watched", 2) if times == 1 else ("failed", VIDEO_ATTEMPTS)
@@ -114,7 +121,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_fleet(
 
 
 def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
-    jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes]
+    jobs: list[VideoJob], recipe: MockRecipe, singly: StateBytes
 ) -> None:
     pool = InlinePool(recipe)
     asked = list[bool]()
@@ -136,7 +143,7 @@ def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
 
 
 def test_a_process_that_is_killed_is_replaced(
-    jobs: list[VideoJob], recipe: MockRecipe, singly: dict[str, bytes], tmp_path: Path
+    jobs: list[VideoJob], recipe: MockRecipe, singly: StateBytes, tmp_path: Path
 ) -> None:
     check_killed_worker(lambda killing: LocalWorkerPool(killing, 1, ["cpu"]), jobs, recipe, singly)
     pids = [line.split()[0] for line in (tmp_path / "loads").read_text().splitlines()]

@@ -20,7 +20,7 @@ from protokv.ingestion import Every
 from protokv.state.folder import describe_states, find_states
 from protokv.state.reader import load_state
 from protokv.stream.opening import load_backbone_for_states
-from tests.fleet.conftest import InlinePool, ends, outcomes
+from tests.fleet.conftest import InlinePool, StateBytes, ends, outcomes
 
 
 def test_every_state_has_a_row_and_a_broken_one_says_why(
@@ -55,7 +55,7 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(
 
 
 def test_a_bucket_of_videos_becomes_a_bucket_of_states_and_then_nothing_is_left(
-    store: Any, recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
+    store: Any, recipe: JobRecipe, singly: StateBytes, tmp_path: Path
 ) -> None:
     options = replace(recipe.options, every=Every(n_steps=3))
     recipe = replace(recipe, place=f"s3://bucket/{tmp_path.name}", options=options)

@@ -1,12 +1,11 @@
 """What is true of the tensors of a bank after any stream."""
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
+
+from protokv.core.tensors import Tensors
 
 
-def check_bank(tensors: Mapping[str, Tensor], *, most: int = 1) -> None:
+def check_bank(tensors: Tensors, *, most: int = 1) -> None:
     """Assert that free slots are zeros, that Sigma is a covariance, and that masses agree with the
     counters.
 

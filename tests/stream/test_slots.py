@@ -12,6 +12,7 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 from protokv.backbones import load_backbone
 from protokv.backbones.stream_cache import CACHE_ARGUMENT
 from protokv.core.backbone import Backbone
+from protokv.core.tensors import TensorDict
 from protokv.errors import ConfigError, StateCorrupt, StateNotFound
 from protokv.memories import MemoryConfig
 from protokv.slots import SlotsFile
@@ -48,7 +49,7 @@ def model(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def read_plainly(model: Any, tensors: dict[str, torch.Tensor], session: Session) -> torch.Tensor:
+def read_plainly(model: Any, tensors: TensorDict, session: Session) -> torch.Tensor:
     """Return the logits of a question by transformers alone: its cache holds the slots, its mask
     their bias, and the question stands behind them.
     """

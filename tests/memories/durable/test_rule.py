@@ -21,6 +21,7 @@ from protokv.core.attention import attend
 from protokv.core.bank import FarTokens
 from protokv.core.slots import KVSlots
 from protokv.core.step import StepKV
+from protokv.core.tensors import TensorDict
 from protokv.device import arrays
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
@@ -251,7 +252,7 @@ def test_no_token_is_lost_and_a_state_that_is_reloaded_at_every_step_keeps_its_b
 def test_how_much_is_done_at_once_changes_no_byte(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def state() -> dict[str, Tensor]:
+    def state() -> TensorDict:
         world = World(shape_of(heads=3, size=16), 5)
         memory = DurableMemory(small_durable(280, center_bits=8), world.shape, world.rotary)
         feed(memory, world, [17, 40, 9, *[23] * 14])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protokv.core.build import build_memory
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape
+from protokv.core.tensors import MemoryShape, TensorDict
 from protokv.memories import PaperConfig
 from protokv.memories.paper import assignment, maintenance
 from protokv.memories.paper import residuals as quantizer
@@ -301,7 +301,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     shape = shape_of(layers=2, heads=2, size=12)
     config = small_config(budget=45, idle_steps=3, warmup_residuals=60)
 
-    def state() -> dict[str, Tensor]:
+    def state() -> TensorDict:
         world = World(shape, seed=5)
         memory = PaperPrototypeMemory(config, shape, world.rotary)
         feed(memory, world, [1 + index * 5 % 11 for index in range(30)])
