@@ -36,6 +36,7 @@ from tests.serve.test_sessions import CONFIG, calls, encode
 FRAMES = random_frames(3, 60, 10, 15)
 FILES = [encode(frame, lossless=True) for frame in FRAMES]
 QUESTION = "what is it"
+SAID = [{"role": "user", "content": QUESTION}]
 
 
 def picture(file: bytes, form: str = "webp") -> JsonObject:
@@ -275,16 +276,21 @@ def strict(made: Path) -> Any:
         yield one
 
 
+def refuse(one: TestClient, messages: Any, status: int = 400, **asked: Any) -> str:
+    """Return what is said of a request that is refused."""
+    asked = {"model": "mock", "messages": messages} | asked
+    reply = one.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == status, reply.text
+    said: str = reply.json()["error"]["message"]
+    return said
+
+
 @pytest.mark.parametrize(("parts", "status", "why"), REFUSED)
 def test_pictures_that_cannot_be_are_refused_in_a_line(
     strict: TestClient, parts: list[Any], status: int, why: str
 ) -> None:
     said = [{"type": "text", "text": QUESTION}]
-    asked = {"model": "mock", "messages": [{"role": "user", "content": said + parts}]}
-    reply = strict.post("/v1/chat/completions", json=asked)
-    assert (reply.status_code, why in reply.json()["error"]["message"]) == (status, True), (
-        reply.text
-    )
+    assert why in refuse(strict, [{"role": "user", "content": said + parts}], status)
 
 
 def bomb(width: int, height: int) -> bytes:
@@ -307,21 +313,14 @@ def test_a_picture_that_says_it_is_huge_is_refused_before_it_is_decoded(
 
 
 def test_pictures_are_for_the_user_and_for_the_model_alone(strict: TestClient, made: Path) -> None:
-    def ask(one: TestClient, model: str, messages: Any, status: int = 400, **more: Any) -> str:
-        asked = {"model": model, "messages": messages, **more}
-        reply = one.post("/v1/chat/completions", json=asked)
-        assert reply.status_code == status
-        said: str = reply.json()["error"]["message"]
-        return said
-
-    assert "not of a session" in ask(strict, "door", [turn(0)], 409)
-    assert "it is always now" in ask(strict, "mock", [turn(0)], at="1s")
-    assert "it is always now" in ask(strict, "door", [turn(0)], at="1s")
-    assert "of the user" in ask(strict, "mock", [turn(0), turn(0) | {"role": "assistant"}, turn(1)])
-    assert "length <= 4096" in ask(strict, "mock", [{"role": "user"}] * 4097)
+    assert "not of a session" in refuse(strict, [turn(0)], 409, model="door")
+    assert "it is always now" in refuse(strict, [turn(0)], at="1s")
+    assert "it is always now" in refuse(strict, [turn(0)], model="door", at="1s")
+    assert "of the user" in refuse(strict, [turn(0), turn(0) | {"role": "assistant"}, turn(1)])
+    assert "length <= 4096" in refuse(strict, [{"role": "user"}] * 4097)
     app = build_app(StateFolder(made, MockBackbone()))
     with TestClient(app, base_url="http://localhost") as one:
-        assert "--sessions" in ask(one, "door", [turn(0)])
+        assert "--sessions" in refuse(one, [turn(0)], model="door")
     for depth in (200, 50_000):
         reply = strict.post("/v1/chat/completions", content=nest(depth))
         assert reply.status_code == 400
@@ -375,7 +374,7 @@ def test_a_schema_of_few_answers_is_a_choice_among_them(
     with server(made, Answering()) as address, client(address) as one:
         reply: Any = one.chat.completions.create(
             model="door",
-            messages=[{"role": "user", "content": QUESTION}],
+            messages=SAID,
             response_format=ask_for(asked),
             stream=streamed,
         )
@@ -412,11 +411,7 @@ FREE: list[Any] = [
 
 @pytest.mark.parametrize("form", FREE, ids=range(len(FREE)))
 def test_a_model_that_cannot_spell_json_writes_none(strict: TestClient, form: Any) -> None:
-    messages = [{"role": "user", "content": QUESTION}]
-    asked = {"model": "door", "messages": messages, "response_format": form}
-    reply = strict.post("/v1/chat/completions", json=asked)
-    assert reply.status_code == 400
-    assert "such JSON cannot be written" in reply.json()["error"]["message"]
+    assert "such JSON cannot be written" in refuse(strict, SAID, model="door", response_format=form)
 
 
 def test_a_schema_within_schemas_is_refused_and_so_is_one_beside_choices(
@@ -425,19 +420,13 @@ def test_a_schema_within_schemas_is_refused_and_so_is_one_beside_choices(
     deep: Any = YES
     for _ in range(150):
         deep = schema(a=deep)
-    messages = [{"role": "user", "content": QUESTION}]
-    asked: JsonObject = {
-        "model": "door",
-        "messages": messages,
-        "response_format": ask_for(deep),
-    }
-    assert strict.post("/v1/chat/completions", json=asked).status_code == 400
+    refuse(strict, SAID, model="door", response_format=ask_for(deep))
     for odd in ({"type": "json_schema"}, {"type": "xml"}, "text", ask_for([])):
-        reply = strict.post("/v1/chat/completions", json=asked | {"response_format": odd})
-        assert "response_format: expected" in reply.json()["error"]["message"]
-    asked |= {"response_format": ask_for({"enum": ["red", "green"]}), "choices": ["red", "blue"]}
-    reply = strict.post("/v1/chat/completions", json=asked)
-    assert "choices: response_format says" in reply.json()["error"]["message"]
+        said = refuse(strict, SAID, model="door", response_format=odd)
+        assert "response_format: expected" in said
+    few = ask_for({"enum": ["red", "green"]})
+    said = refuse(strict, SAID, model="door", response_format=few, choices=["red", "blue"])
+    assert "choices: response_format says" in said
 
 
 def test_only_so_many_requests_with_pictures_come_at_once(made: Path) -> None:
