@@ -1,7 +1,7 @@
 """The largest distance of two results that differ only in the order of their sums."""
 
 import math
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -70,6 +70,11 @@ def near(expected: Tensor, terms: int, scale: float | None = None) -> Tolerance:
     return {"rtol": 0.0, "atol": tolerance(expected.dtype, terms, scale)}
 
 
+def check_near(found: Any, expected: Tensor, terms: int, scale: float | None = None) -> None:
+    """Assert that all numbers are near, as `near` says."""
+    torch.testing.assert_close(found, expected, **near(expected, terms, scale))
+
+
 def forward_terms(layers: int, width: int, tokens: int) -> int:
     """Terms on the longest way through a model: in a layer eight products of the hidden size, and a
     softmax.
@@ -93,3 +98,8 @@ def near_logits(session: Session, expected: Tensor) -> Tolerance:
     # to 29 times this.
     enlarged = 64 if LayerKind.LINEAR in backbone.layer_kinds else 1
     return near(expected, enlarged * forward_terms(2 * layers, width, tokens))
+
+
+def check_logits(session: Session, found: Tensor, expected: Tensor) -> None:
+    """Assert that such numbers are near."""
+    torch.testing.assert_close(found, expected, **near_logits(session, expected))

@@ -23,7 +23,7 @@ from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames, watched
 from tests.core.streams import same
-from tests.tolerance import forward_terms, near, near_logits
+from tests.tolerance import check_logits, check_near, forward_terms, near, near_logits
 
 QUESTION = "what is the first star ?"
 SIZES = {
@@ -65,9 +65,7 @@ def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray
 
 def assert_logits(session: Session, upstream: Upstream, steps: list[np.ndarray]) -> None:
     expected = expected_logits(upstream, session, steps)
-    torch.testing.assert_close(
-        session.prefill(QUESTION), expected, **near_logits(session, expected)
-    )
+    check_logits(session, session.prefill(QUESTION), expected)
 
 
 def test_every_family_that_sees_has_a_row() -> None:
@@ -117,7 +115,7 @@ def test_words_between_steps_are_the_interleaved_prompt(
     inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds, words)
     found = session.prefill(QUESTION)
     expected = upstream.logits(inputs, len(found))
-    torch.testing.assert_close(found, expected, **near_logits(session, expected))
+    check_logits(session, found, expected)
     unsaid = watched(backbone, EVERYTHING, range(6)).prefill(QUESTION)[-len(found) :]
     assert (unsaid - expected).abs().max() > 10 * near_logits(session, expected)["atol"]
 
@@ -138,13 +136,9 @@ def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
     for one, other in zip(together, alone, strict=True):
         assert (one.grid, one.visual) == (other.grid, other.visual)
         terms = forward_terms(backbone.layers, other.embeddings.shape[1], len(other.embeddings))
-        torch.testing.assert_close(
-            one.embeddings, other.embeddings, **near(other.embeddings, terms)
-        )
+        check_near(one.embeddings, other.embeddings, terms)
         if other.deepstack is not None:
-            torch.testing.assert_close(
-                one.deepstack, other.deepstack, **near(other.deepstack, terms)
-            )
+            check_near(one.deepstack, other.deepstack, terms)
 
 
 @pytest.mark.parametrize("size", [name for name in SIZES if name != "landscape"])

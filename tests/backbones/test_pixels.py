@@ -4,7 +4,6 @@ refused.
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
@@ -18,7 +17,7 @@ from protokv.backbones.pixels import (
     smart_resize,
 )
 from protokv.errors import ModelError, SourceUnreadable
-from tests.tolerance import near
+from tests.tolerance import check_near
 
 
 def picture(height: int, width: int) -> np.ndarray:
@@ -43,7 +42,7 @@ def test_patches_equal_those_of_transformers(height: int, width: int, low: int, 
     expected: Tensor = found["pixel_values"]
     assert found["image_grid_thw"].tolist() == [[1, rows * 2, columns * 2]]
     # A pixel is scaled, a mean taken off and divided by a deviation.
-    torch.testing.assert_close(patches, expected, **near(expected, 3))
+    check_near(patches, expected, 3)
 
 
 def test_frames_that_are_too_narrow_are_refused() -> None:

@@ -21,7 +21,7 @@ from protokv.device.slots import ANSWER_ROWS, SlotRows
 from protokv.stream.evidence import measure_attention_weights
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
-from tests.tolerance import Tolerance, near, tolerance
+from tests.tolerance import Tolerance, check_near, tolerance
 
 CPU = torch.device("cpu")
 # A query, the segments and the tail that it attends to, and the factor on the logits.
@@ -131,7 +131,7 @@ def test_every_kernel_returns_the_same_output_and_log_sum_exp(
     for mine, other in zip(
         kernels._by_products(query, keys, values, mask, 0.25), (out, lse), strict=True
     ):
-        torch.testing.assert_close(mine, other, **near(other, 16 + N, largest))
+        check_near(mine, other, 16 + N, largest)
 
 
 @st.composite
@@ -304,5 +304,5 @@ def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(case: Ca
     )
     # In whatever dtype the model is, logits and weights are float32.
     terms = query.shape[2] + N + keys.shape[1]
-    torch.testing.assert_close(torch.cat((slots, tail), 1), expected, **near(expected, terms))
+    check_near(torch.cat((slots, tail), 1), expected, terms)
     assert slots.shape == (H, N)

@@ -20,7 +20,7 @@ from protokv.core.rotary import (
 )
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
-from tests.tolerance import Tolerance, near, tolerance
+from tests.tolerance import Tolerance, check_near, near, tolerance
 
 ORIGIN = 2
 ROTARY = PlainRotary(8)
@@ -180,9 +180,7 @@ def test_keys_turned_in_parts_by_the_pairs_that_move_are_turned_by_their_own_ang
             moves[..., None] * mark_moving_components(moving, components, torch.device("cpu"))
         ),
     )
-    torch.testing.assert_close(
-        turned, expected, **near(expected, TURNED, math.sqrt(2) * float(keys.abs().max()))
-    )
+    check_near(turned, expected, TURNED, math.sqrt(2) * float(keys.abs().max()))
 
 
 def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,7 +218,7 @@ def test_precise_angles_are_the_model_s_at_small_positions(
     theirs = PlainRotary(size)(places)
     # The model rounds its rate and its angle to float32; no pair turns by more than one a position.
     for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, **near(other, 2, position + math.pi))
+        check_near(one, other, 2, position + math.pi)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4000))
@@ -229,6 +227,4 @@ def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) ->
     one, other = (torch.full((5, 1), position) for position in (here, there))
     turned = rerotate(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
     expected = rotate(bare, *PRECISE[1](other))
-    torch.testing.assert_close(
-        turned, expected, **near(expected, 2 * TURNED, math.sqrt(2) * float(bare.abs().max()))
-    )
+    check_near(turned, expected, 2 * TURNED, math.sqrt(2) * float(bare.abs().max()))

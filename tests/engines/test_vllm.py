@@ -17,7 +17,7 @@ from protokv.core.tensors import TensorDict
 from protokv.errors import StateNotFound
 from protokv.slots import SlotsHead, write_slots
 from protokv.texts import JsonObject
-from tests.tolerance import near
+from tests.tolerance import check_near
 
 LAYERS, HEADS, SIZE, SLOTS, BLOCK = 3, 2, 32, 45, 16
 PREFIX = [7, 8, 9]
@@ -310,7 +310,7 @@ def test_attention_over_loaded_slots_is_that_with_their_bias(
         logits = torch.einsum("thgd,nhd->thgn", heads, tensors["keys"][number]) * SIZE**-0.5
         weights = (logits + tensors["bias"][number].T[:, None]).softmax(-1)
         expected = torch.einsum("thgn,nhd->thgd", weights, tensors["values"][number]).flatten(1)
-        torch.testing.assert_close(found, expected, **near(expected, 4 * SIZE + SLOTS))
+        check_near(found, expected, 4 * SIZE + SLOTS)
 
 
 def test_a_state_that_was_replaced_after_its_admission_fails_its_request_alone(

@@ -19,7 +19,7 @@ from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS as SAVED
-from tests.tolerance import near_logits
+from tests.tolerance import check_logits
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short
 QUESTION = "what is the first star ?"
@@ -49,7 +49,7 @@ def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(
     single, chunked = (watched(tiny, config, 4, chunk) for chunk in (1, 3))
     assert single.clock == chunked.clock
     expected = single.prefill(QUESTION)
-    torch.testing.assert_close(chunked.prefill(QUESTION), expected, **near_logits(single, expected))
+    check_logits(single, chunked.prefill(QUESTION), expected)
 
 
 def test_a_step_attends_to_the_memory_and_the_chunk_so_far(
@@ -84,8 +84,8 @@ def test_a_step_attends_to_the_memory_and_the_chunk_so_far(
     session.watch_prepared(prepared, [9.0, 10.0, 11.0])
     assert len(taken) == 3
     for step, (keys, values, places, index) in zip(taken, expected, strict=True):
-        torch.testing.assert_close(step.keys, keys, **near_logits(session, keys))
-        torch.testing.assert_close(step.values, values, **near_logits(session, values))
+        check_logits(session, step.keys, keys)
+        check_logits(session, step.values, values)
         assert torch.equal(step.positions, places)
         assert step.step == index
 

@@ -19,7 +19,7 @@ from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import Keywords, random_frames, watched
 from tests.core.streams import same
-from tests.tolerance import near_logits
+from tests.tolerance import check_logits, near_logits
 
 SUPPORTED = [name for name, cls in MEMORIES.items() if not cls.memory.retrieves]
 QUESTION = "what is it?"
@@ -41,7 +41,7 @@ def test_before_evictions_reading_afresh_equals_reading_the_keys(tiny: Backbone,
     plain, afresh = (
         s.prefill(QUESTION) for s in (session, after(tiny, 4, name, budget=400, recent_frames=4))
     )
-    torch.testing.assert_close(afresh, plain, **near_logits(session, plain))
+    check_logits(session, afresh, plain)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava_onevision"])
@@ -53,7 +53,7 @@ def test_any_kind_of_positions_reads_its_steps_afresh(
     plain, afresh = (after(backbone, 3, recent_frames=n * backbone.frames_per_step) for n in (0, 2))
     expected = plain.prefill(QUESTION)
     found = afresh.prefill(QUESTION)
-    torch.testing.assert_close(found, expected, **near_logits(plain, expected))
+    check_logits(plain, found, expected)
     protokv.save(afresh, folder / "state.safetensors")
     convert_state(folder / "state.safetensors", folder / "state.zarr")
     assert torch.equal(protokv.load(folder / "state.zarr", backbone).prefill(QUESTION), found)

@@ -27,7 +27,7 @@ from tests.backbones.upstream import Upstream
 from tests.conftest import Keywords, random_frames, watched
 from tests.core.streams import copy_of, same
 from tests.mock_backbone import MockBackbone
-from tests.tolerance import near_logits
+from tests.tolerance import check_logits, near_logits
 
 QUESTION = "what is the first star ?"
 # DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
@@ -56,9 +56,7 @@ def test_before_evictions_logits_are_plain(
     # No step is larger, so that the near window has its quarter.
     session = watched(tiny, MemoryConfig.of(kind, budget=400).for_step(400), range(n_steps))
     expected = plain_logits(upstream, n_steps)
-    torch.testing.assert_close(
-        session.prefill(QUESTION), expected, **near_logits(session, expected)
-    )
+    check_logits(session, session.prefill(QUESTION), expected)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)])
@@ -69,9 +67,7 @@ def test_logits_equal_the_plain_model_at_every_grouping(
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     session = watched(backbone, PaperConfig(budget=400), range(4))
     expected = plain_logits(Upstream("qwen2_5_vl", folder), 4)
-    torch.testing.assert_close(
-        session.prefill(QUESTION), expected, **near_logits(session, expected)
-    )
+    check_logits(session, session.prefill(QUESTION), expected)
 
 
 def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: Upstream) -> None:
@@ -211,7 +207,7 @@ def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbo
     )
     expected = stream.prefill(QUESTION)
     # Compact, the prompt prefix is attended to by itself.
-    torch.testing.assert_close(compact.prefill(QUESTION), expected, **near_logits(stream, expected))
+    check_logits(stream, compact.prefill(QUESTION), expected)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +264,7 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
     tensors["near.positions"] = there
     clock = replace(session.clock, next_position=session.clock.next_position + far_out)
     later = Session.resume(tiny, session.config, clock, tensors)
-    torch.testing.assert_close(later.prefill(QUESTION), expected, **near_logits(session, expected))
+    check_logits(session, later.prefill(QUESTION), expected)
     stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), clock, tensors)
     # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the
     # same any more.

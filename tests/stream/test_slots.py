@@ -28,7 +28,7 @@ from protokv.stream.slots import (
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames, watched, widen
-from tests.tolerance import near_logits
+from tests.tolerance import check_logits
 
 QUESTION = "who is the star ?"
 SERVED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "smolvlm", "internvl")
@@ -102,7 +102,7 @@ def test_a_question_behind_the_slots_has_the_logits_of_the_session(
     expected = session.prefill(QUESTION)
     found = read_plainly(model, tensors, session)
     expected = expected[-len(found) :]
-    torch.testing.assert_close(found, expected, **near_logits(session, expected))
+    check_logits(session, found, expected)
 
 
 @pytest.mark.parametrize("folder", ["qwen2_5_vl"], indirect=True, scope="module")
@@ -114,7 +114,7 @@ class TestEveryMemory:
         session = watched(backbone, MemoryConfig.of(memory, budget=41), range(9))
         expected = session.prefill(QUESTION)
         found = read_plainly(model, make_slots(session), session)
-        torch.testing.assert_close(found, expected, **near_logits(session, expected))
+        check_logits(session, found, expected)
 
     def test_that_chooses_by_the_question_is_refused(self, backbone: Backbone) -> None:
         session = watched(backbone, MemoryConfig.of("rekv", budget=41), range(5))
@@ -136,7 +136,7 @@ class TestEveryMemory:
             session.watch(random_frames(seed), words=["red star"] if seed in (0, 5) else [])
         expected = session.prefill(QUESTION)
         found = read_plainly(model, make_slots(session), session)
-        torch.testing.assert_close(found, expected, **near_logits(session, expected))
+        check_logits(session, found, expected)
 
     def test_the_file_needs_no_weights_and_says_of_which_commit_it_is(
         self, folder: Path, backbone: Backbone, tmp_path: Path

@@ -18,7 +18,7 @@ from protokv.memories import MemoryConfig
 from tests.backbones.texts import texts, watch
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import Keywords, random_frames, watched, widen
-from tests.tolerance import near_logits
+from tests.tolerance import check_logits
 
 QUESTION = "who is the star ?"
 # One position a token, and three.
@@ -51,7 +51,7 @@ def test_a_question_to_the_state_of_a_cache_has_the_logits_of_the_cache(
     ids = backbone.question_ids(QUESTION)[0]
     expected = model(**cache.question({"input_ids": torch.tensor([ids])})).logits[0]
     found = session.prefill(QUESTION)
-    torch.testing.assert_close(found, expected, **near_logits(session, expected))
+    check_logits(session, found, expected)
     assert session.ask(QUESTION).stream_time_s == count * session.clock.step_seconds
 
 

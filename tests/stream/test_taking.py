@@ -28,7 +28,7 @@ from tests.mock_backbone import MockBackbone
 from tests.stream.test_still import count_pictures
 from tests.stream.test_together import count_forwards
 from tests.stub_backbone import StubBackbone
-from tests.tolerance import near_logits
+from tests.tolerance import check_logits
 
 HEADS = 6  # of queries; two of keys
 
@@ -160,7 +160,7 @@ def test_states_are_near_those_one_by_one_in_every_family(
     for one, other in zip(alone, together, strict=True):
         assert one.clock == other.clock
         for name, held in one.tensors().items():
-            torch.testing.assert_close(other.tensors()[name], held, **near_logits(one, held))
+            check_logits(one, other.tensors()[name], held)
 
 
 def watch(

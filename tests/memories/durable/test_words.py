@@ -23,7 +23,7 @@ from protokv.stream.session import Session
 from protokv.words.transcript import Transcript
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of
-from tests.tolerance import near_logits
+from tests.tolerance import check_logits
 
 QUESTION = "what is the first star ?"
 
@@ -145,7 +145,7 @@ def test_until_the_first_eviction_words_apart_give_the_logits_of_the_whole_strea
         for session in sessions:
             session.watch(random_frames(step), words=["two three"] if step % 2 else [])
     apart, whole = (session.prefill(QUESTION) for session in sessions)
-    torch.testing.assert_close(apart, whole, **near_logits(sessions[1], whole))
+    check_logits(sessions[1], apart, whole)
 
 
 def test_a_word_that_is_not_finite_is_hidden_and_counted_apart_from_pictures() -> None:

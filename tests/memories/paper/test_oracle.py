@@ -28,7 +28,7 @@ from protokv.memories.paper.memory import PaperPrototypeMemory
 from tests.conftest import Keywords
 from tests.core.streams import World, feed, shape_of, slots_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype
-from tests.tolerance import near, tolerance
+from tests.tolerance import check_near, tolerance
 
 # The numbers of a key, and the tokens of a stream, each of which may have moved a centre.
 TERMS = 16 + 30 * 7
@@ -174,11 +174,9 @@ def compare_state(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
         for found, name in zip(
             fast._bank.centers(h * len(alive) + slots), ("key_center", "value_center"), strict=True
         ):
-            torch.testing.assert_close(found, stacked(name), **near(stacked(name), TERMS))
+            check_near(found, stacked(name), TERMS)
         for name in ("mean", "covariance", "position"):
-            torch.testing.assert_close(
-                rows(f"bank.{name}")[h, slots], stacked(name), **near(stacked(name), TERMS)
-            )
+            check_near(rows(f"bank.{name}")[h, slots], stacked(name), TERMS)
         for slot, prototype in held:
             assert float(rows("bank.mass")[h, slot]) == prototype.mass
             assert int(rows("bank.last_step")[h, slot]) == prototype.last_step
@@ -251,7 +249,7 @@ def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
                 )
         # A quotient of masses up to a few hundred, and its logarithm, which is off by up to two
         # roundings.
-        torch.testing.assert_close(bias[h], shown, **near(shown, 3, 6.0))
+        check_near(bias[h], shown, 3, 6.0)
 
 
 @pytest.mark.parametrize("components", [1, 3])
@@ -311,7 +309,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
     cut = state()
     for name, tensor in whole.items():
-        torch.testing.assert_close(cut[name], tensor, **near(tensor, TERMS))
+        check_near(cut[name], tensor, TERMS)
 
 
 @given(
