@@ -229,6 +229,11 @@ def ingest(
             **make_kwargs(watch),
             **model.loading,
         )
+        of_one = [
+            *list_set_options(watch, "start_s", "duration_s", "chunk"),
+            *list_set_options(output, "timings"),
+            *["--subtitles FILE"] * names_subtitle_file(watch.subtitles),
+        ]
         kinds = set(map(source_kind, sources))
         # Alone, what has an address of http is a video that ends.
         if many and not fleet.listing and kinds & LIVE and kinds.issubset(STREAMED_SOURCES):
@@ -236,11 +241,9 @@ def ingest(
 
             alone = [
                 *list_set_options(state, "append", "dry_run"),
-                *list_set_options(watch, "start_s", "duration_s", "chunk"),
+                *of_one,
                 *list_set_options(live, "questions", *_HOW, "command"),
-                *list_set_options(output, "timings"),
                 *list_set_options(fleet),
-                *["--subtitles FILE"] * names_subtitle_file(watch.subtitles),
             ]
             hint = "give it a run of its own, or leave that out"
             check_options((alone, f"{' and '.join(alone)}: not for several live sources", hint))
@@ -256,13 +259,7 @@ def ingest(
                 "--every 30s"
             )
         if many:
-            alone = [
-                *list_set_options(state, "append"),
-                *list_set_options(watch, "start_s", "duration_s", "chunk"),
-                *list_set_options(live),
-                *list_set_options(output, "timings"),
-            ]
-            alone += ["--subtitles FILE"] * names_subtitle_file(watch.subtitles)
+            alone = [*list_set_options(state, "append"), *of_one, *list_set_options(live)]
             hint = "several videos are continued without an option, and watched to their ends"
             check_options((alone, f"{' and '.join(alone)}: for one video only", hint))
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
