@@ -118,14 +118,16 @@ class Recording(Mode):
         self._calls.append((func, args, kwargs, result))
         for place, one in enumerate(tree_leaves(result)):
             if isinstance(one, torch.Tensor):
-                self._owners.setdefault(_address(one), f"made by {len(self.operations)}, {place}")
+                self._owners.setdefault(
+                    one.untyped_storage().data_ptr(), f"made by {len(self.operations)}, {place}"
+                )
         self.operations.append((form, tree_map(self._form, result)))
         return result
 
     def _form(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        storage = _address(value)
+        storage = value.untyped_storage().data_ptr()
         if storage not in self._owners:
             self._owners[storage] = f"held {len(self.addresses)}"
             self.addresses.append(storage)
@@ -180,14 +182,13 @@ def record(call: Callable[[], Any], *_: Any) -> tuple[Callable[[], None], Any]:
     return replay, result
 
 
-def _address(tensor: torch.Tensor) -> int:
-    # A tensor of a device of its own (`tests.fake_cuda`) has its data in another one.
-    return int(getattr(tensor, "data_on_cpu", tensor).untyped_storage().data_ptr())
-
-
 def _share_memory(given: Any, result: Any) -> bool:
     some = (
-        {_address(one) for one in tree_leaves(part) if isinstance(one, torch.Tensor)}
+        {
+            one.untyped_storage().data_ptr()
+            for one in tree_leaves(part)
+            if isinstance(one, torch.Tensor)
+        }
         for part in (given, result)
     )
     return not next(some).isdisjoint(next(some))

@@ -77,6 +77,9 @@ class FakeCuda(Tensor):
     def data_ptr(self) -> int:
         return self.data_on_cpu.data_ptr()
 
+    def untyped_storage(self) -> Any:
+        return self.data_on_cpu.untyped_storage()
+
     def tolist(self) -> Any:
         wait("tolist")
         return self.data_on_cpu.tolist()

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import safe_open
-from torch.nn import functional
+from torch.nn import Parameter, functional
 
 from protokv.backbones.files import (
     digest_weights,
@@ -31,6 +31,7 @@ from protokv.backbones.files import (
     list_weight_files,
     read_model_file,
 )
+from protokv.backbones.projections import join_projections
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
@@ -205,6 +206,8 @@ def load_model(
         model.to(placement.device)
         if placement.device.type == "cuda" and placement.dtype in HALF_DTYPES:
             use_fast_kernels(model)
+            # Weights that were copied have left pieces of memory that fit no others.
+            torch.cuda.empty_cache()
     return model.eval().requires_grad_(False)
 
 
@@ -230,7 +233,7 @@ def use_fast_kernels(model: Any) -> None:
 
     A norm of the usual form is one kernel of torch in place of eight. Hidden features of MLPs are
     filled up with zeros to a multiple of 8: products of other sizes, as 3,420 in the tower of
-    Qwen2.5-VL, take a slower kernel.
+    Qwen2.5-VL, take a slower kernel. Layers that read one input are one product.
     """
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -248,11 +251,17 @@ def use_fast_kernels(model: Any) -> None:
         if all(isinstance(layer, torch.nn.Linear) for layer in inner) and (
             more := -inner[2].in_features % 8
         ):
-            inner[2].weight.data = functional.pad(inner[2].weight, (0, more))
+            inner[2].weight = _pad(inner[2].weight, (0, more))
             for layer in inner[:2]:
-                layer.weight.data = functional.pad(layer.weight, (0, 0, 0, more))
+                layer.weight = _pad(layer.weight, (0, 0, 0, more))
                 if layer.bias is not None:
-                    layer.bias.data = functional.pad(layer.bias, (0, more))
+                    layer.bias = _pad(layer.bias, (0, more))
+    join_projections(model)
+
+
+def _pad(weight: torch.Tensor, more: Sequence[int]) -> Parameter:
+    """Return a weight that is filled up with zeros."""
+    return Parameter(functional.pad(weight, more), False)
 
 
 @contextmanager

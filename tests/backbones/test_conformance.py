@@ -12,6 +12,7 @@ from torch import Tensor
 
 import protokv
 from protokv.backbones import MODEL_FAMILIES, load_backbone
+from protokv.backbones.loading import use_fast_kernels
 from protokv.core.backbone import MOST_WORD_TOKENS, Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
@@ -66,6 +67,12 @@ def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray
 def assert_logits(session: Session, upstream: Upstream, steps: list[np.ndarray]) -> None:
     expected = expected_logits(upstream, session, steps)
     check_logits(session, session.prefill(QUESTION), expected)
+
+
+def test_fast_kernels_give_the_logits_of_transformers(folder: Path, upstream: Upstream) -> None:
+    backbone = load_backbone(str(folder), device="cpu", dtype="float32")
+    use_fast_kernels(backbone._model)  # type: ignore[attr-defined]
+    assert_logits(watched(backbone, EVERYTHING, range(3)), upstream, video(backbone, 3))
 
 
 def test_every_family_that_sees_has_a_row() -> None:
