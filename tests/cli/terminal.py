@@ -2,8 +2,6 @@
 sent meanwhile.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import sys

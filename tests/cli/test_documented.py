@@ -4,8 +4,6 @@ Shell commands are taken from the fenced blocks and inline code of the documents
 examples in the help. Each is parsed by the program's own parser; those of the README are run.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

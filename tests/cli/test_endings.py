@@ -4,8 +4,6 @@ Kills at any instant, of every form, are in `tests/state/test_faults.py`; locks 
 `test_lock.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`protokv ingest` of several videos, as a user calls it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

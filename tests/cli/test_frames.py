@@ -1,7 +1,5 @@
 """`query --frames`: what the video shows at the times that an answer stood on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--exec`: a command of the user's that hangs, leaves children, writes without end or is late."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`protokv ingest` of one source: what it writes, says and ends with."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

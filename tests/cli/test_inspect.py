@@ -1,7 +1,5 @@
 """`protokv inspect`: the document of a state, without its model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -2,8 +2,6 @@
 cameras and pipes.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

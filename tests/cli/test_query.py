@@ -1,7 +1,5 @@
 """`protokv query`: answers from a state alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

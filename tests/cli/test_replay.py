@@ -1,7 +1,5 @@
 """`protokv replay` of files and data sets: its questions, results, continuation and refusals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`protokv serve` listens on this machine and loads the model of the states."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 other machine.
 """
 
-from __future__ import annotations
-
 import html
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The terminal: a bar, lines where nothing can be drawn, and no foreign text that it obeys."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

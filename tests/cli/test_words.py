@@ -1,7 +1,5 @@
 """Asking for what was said: the words beside an answer's spans, and the transcript of a state."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

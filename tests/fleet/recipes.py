@@ -2,8 +2,6 @@
 name.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

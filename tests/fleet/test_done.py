@@ -1,7 +1,5 @@
 """Which videos are done, continued, started over or refused."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The videos of a fleet, the keys of their states, and where states are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

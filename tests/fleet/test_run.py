@@ -1,7 +1,5 @@
 """Every video of a fleet ends in one outcome, even if its worker dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

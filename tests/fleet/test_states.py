@@ -1,7 +1,5 @@
 """The states of a fleet: one row each, and a bucket of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The rule of `durable` written out for one head: loops over points; numpy only rounds costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a client costs that sends no whole request, takes no reply, or names what is not its own."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

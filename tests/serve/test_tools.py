@@ -1,7 +1,5 @@
 """`protokv mcp`: agents ask and look at the states of a folder, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,7 +1,5 @@
 """An S3 server on loopback, with one bucket: moto answers."""
 
-from __future__ import annotations
-
 import logging
 from typing import Self
 

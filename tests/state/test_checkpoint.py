@@ -1,7 +1,5 @@
 """Sessions on disk: a session that was saved and loaded on the way ends in the same bytes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two states compared: every difference is found, in header and tensors, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of the format names all that is in a state."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 only whole states.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import threading

@@ -1,7 +1,5 @@
 """Kept commits are states of their own, no more than asked for, and never of another stream."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

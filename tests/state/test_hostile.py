@@ -4,8 +4,6 @@ clear error.
 Nothing in it runs, and nothing is allocated because it claims a size.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """One writer at a time; the lock ends with its process, however the process ends."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

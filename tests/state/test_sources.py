@@ -2,8 +2,6 @@
 is bounded.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Thumbnails: a bounded number of small pictures that depend on the steps alone."""
 
-from __future__ import annotations
-
 import io
 import math
 from dataclasses import replace

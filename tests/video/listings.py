@@ -1,7 +1,5 @@
 """Google's and Azure's listings of one bucket, of two keys a page, on loopback."""
 
-from __future__ import annotations
-
 import base64
 import threading
 from collections.abc import Iterator, Sequence

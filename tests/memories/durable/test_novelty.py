@@ -1,7 +1,5 @@
 """What counts as new, and what the newest tokens get where everything is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

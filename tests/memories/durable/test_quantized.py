@@ -3,8 +3,6 @@
 `test_rule` compares them with rounding written out.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -2,8 +2,6 @@
 stream.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

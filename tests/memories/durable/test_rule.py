@@ -2,8 +2,6 @@
 a say.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Words merge with words alone, in a constant number of slots; pictures are as without them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
