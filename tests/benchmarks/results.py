@@ -14,13 +14,13 @@ from protokv.texts import JsonObject
 RESULTS = Path(__file__).parent / "results"
 
 
-def resident_mib(process: int | str = "self") -> float:
+def resident_mib(process: int) -> float:
     """Return the MiB of memory that a process holds now, as Linux counts them."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return round(pages * resource.getpagesize() / 2**20, 1)
 
 
-def cpu_seconds(process: int | str) -> float:
+def cpu_seconds(process: int) -> float:
     """Return the CPU time that a process has taken, as Linux counts it."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -38,17 +38,14 @@ def table(rows: Sequence[JsonObject]) -> str:
     return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
-def about(machine: JsonObject) -> str:
-    """Return the machine in one line."""
-    return ", ".join(f"{key} {value}" for key, value in machine.items()) + "."
-
-
 def write_table(name: str, device: str, rows: list[JsonObject], note: str) -> None:
     """Write `results/NAME-DEVICE.json` and `.md`."""
     file = RESULTS / f"{name}-{device}"
-    document: JsonObject = {"machine": machine(device), "note": note, "rows": rows}
+    here = machine(device)
+    document = {"machine": here, "note": note, "rows": rows}
     file.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-    file.with_suffix(".md").write_text(f"{about(document['machine'])}\n\n{note}\n\n{table(rows)}\n")
+    about = ", ".join(f"{key} {value}" for key, value in here.items())
+    file.with_suffix(".md").write_text(f"{about}.\n\n{note}\n\n{table(rows)}\n")
 
 
 def machine(device: str) -> JsonObject:
