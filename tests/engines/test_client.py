@@ -4,7 +4,6 @@ refuses is said in one line.
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,28 +23,16 @@ from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.session import Session
 from protokv.stream.slots import digest_commit, find_lead
 from protokv_cli.exits import ExitCode
-from tests.backbones.tiny import BUILDERS
 from tests.cli.conftest import Program
 from tests.conftest import Keywords, watched
-from tests.engines.stand_in import StandIn, refuse, stand_in
+from tests.engines.stand_in import StandIn, refuse
 
 QUESTION = "who is the star ?"
-
-
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "llava_onevision"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
 def session(backbone: Backbone) -> Session:
     return watched(backbone, MemoryConfig.of("durable", budget=41), range(9))
-
-
-@pytest.fixture
-def engine() -> Iterator[StandIn]:
-    with stand_in() as found:
-        yield found
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ under a name that nobody can list, and gone with the session.
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,28 +27,15 @@ from protokv.stream.session import Session
 from protokv.stream.slots import make_slots
 from protokv.texts import JsonObject
 from protokv_cli.exits import ExitCode
-from tests.backbones.tiny import BUILDERS
 from tests.cli.conftest import Program, write_video
 from tests.conftest import random_frames, watched
-from tests.engines.stand_in import StandIn, stand_in
+from tests.engines.stand_in import StandIn
 from tests.serve.test_conversations import picture
 from tests.serve.test_sessions import encode
 
 QUESTION = "who is the star ?"
 CONFIG = DurableConfig(budget=41)
 FILES = [encode(frame, lossless=True) for frame in random_frames(3, 12)]
-
-
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "llava_onevision"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[StandIn]:
-    """An engine that reads the folder `tmp_path`."""
-    with stand_in() as found:
-        yield found
 
 
 def feed(engine: StandIn, folder: Path, backbone: Backbone, most: int = 4) -> FedSessions:
