@@ -12,7 +12,7 @@ from protokv.state.checkpoint import check_state_fits
 from protokv.stream.opening import load, save
 from protokv.stream.session import Session
 from protokv.texts import JsonObject
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
 
 CONFIGS = {
     "paper": PaperConfig(budget=40),
@@ -22,10 +22,7 @@ CONFIGS = {
 }
 
 
-def watched(
-    backbone: Backbone, config: MemoryConfig, first: int, last: int, session: Session | None = None
-) -> Session:
-    session = session or Session.start(backbone, config)
+def go_on(session: Session, first: int, last: int) -> Session:
     for step in range(first, last):
         session.watch(random_frames(step))
     return session
@@ -36,19 +33,16 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
     tiny: Backbone, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, half, both = (tmp_path / f"{part}.safetensors" for part in ("whole", "half", "both"))
-    save(watched(tiny, CONFIGS[name], 0, 16), whole)
-    saved = None
-    seen = 0
-    for stop in (1, 9):
-        saved = watched(tiny, CONFIGS[name], seen, stop, saved)
-        seen = stop
-        save(saved, half)
+    save(watched(tiny, CONFIGS[name], range(16)), whole)
+    session = watched(tiny, CONFIGS[name], [])
+    for start, stop in ((0, 1), (1, 9)):
+        save(go_on(session, start, stop), half)
         with monkeypatch.context() as loading:
             loading.setattr(
                 tiny, "forward", lambda *_, **__: pytest.fail("the prompt is in the state already")
             )
             loaded = load(half, tiny)
-        save(watched(tiny, CONFIGS[name], stop, 16, loaded), both)
+        save(go_on(loaded, stop, 16), both)
         assert both.read_bytes() == whole.read_bytes(), stop
 
 
@@ -64,7 +58,7 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
 def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(
     field: str, change: JsonObject, named: str, tiny: Backbone
 ) -> None:
-    state = watched(tiny, CONFIGS["durable"], 0, 3).make_state()
+    state = watched(tiny, CONFIGS["durable"], range(3)).make_state()
     if field == "memory":
         state = replace(state, memory={**state.memory, **change})
     else:
@@ -77,7 +71,7 @@ def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(
 def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(
     name: str, tiny: Backbone
 ) -> None:
-    state = watched(tiny, CONFIGS["durable"], 0, 1).make_state()
+    state = watched(tiny, CONFIGS["durable"], range(1)).make_state()
     other = replace(state.backbone, **{name: "other"})
     saved = getattr(state.backbone, name)
     with pytest.raises(
