@@ -521,6 +521,35 @@ def measure_kernels(visit: Visit, _: int) -> None:
     )
     for T, N in sizes:
         visit.say(T=T, N=N, **_kernels(T, N, 2 if visit.tiny else 30))
+    size = (64, 96) if visit.tiny else (3584, 18944)
+    for T in (1, 8, 32, 196):
+        with visit.trying(joined_weights=T):
+            visit.say(joined_weights=T, **_join_weights(T, size))
+
+
+def _join_weights(T: int, size: tuple[int, int]) -> JsonObject:
+    """Time the products of a layer whose weights are joined, and apart, over as many weights as a
+    cache cannot hold.
+    """
+    hidden, inner = size
+    heads = [hidden, hidden // 7, hidden // 7]
+    x = torch.randn(T, hidden, device=DEVICE).bfloat16()
+    layers = [
+        [torch.randn(n, hidden, device=DEVICE).bfloat16() for n in (sum(heads), 2 * inner)]
+        for _ in range(4)
+    ]
+    parts = [[*qkv.split(heads), *both.chunk(2)] for qkv, both in layers]
+    found = {}
+    for name, each in (("joined_ms", layers), ("apart_ms", parts)):
+        products = [weight for layer in each for weight in layer]
+
+        def call(_: int, products: list[torch.Tensor] = products) -> None:
+            for weight in products:
+                torch.nn.functional.linear(x, weight)
+
+        call(0)
+        found[name] = timed(call, 20)
+    return found
 
 
 def _kernels(T: int, N: int, rounds: int) -> JsonObject:
