@@ -86,11 +86,14 @@ def answer_together(join: Callable[[], Iterable[AskedQuestion]]) -> Iterator[Sai
     live = list[_Reader]()
     numbers = count()
     while True:
+        before = len(live)
         for asked in join():
             live.append(_Reader(asked, next(numbers)))
             yield from live[-1].go_on()
+        # Who was answered without a forward has left a place, so more may come in.
+        came = len(live) > before
         live = [one for one in live if one.wanted is not None and not one.asked.is_given_up()]
-        if not live:
+        if not live and not came:
             return
         # Questions of one session stand together.
         live.sort(key=lambda one: (id(one.asked.session.backbone), id(one.asked.session)))

@@ -206,6 +206,14 @@ def test_pieces_are_those_of_the_answer(sessions: list[Session]) -> None:
     assert not pieces
 
 
+def test_no_question_is_lost_behind_those_that_join_none(sessions: list[Session]) -> None:
+    alone = sessions[len(MEMORIES) - 1]
+    assert not alone.joins
+    decoding = Decoding(max_new_tokens=1)
+    each = [AskedQuestion(one, "red", decoding) for one in (alone, alone, alone, sessions[0])]
+    assert [len(list(ask_together(each, most))) for most in (1, 2, 3)] == [4, 4, 4]
+
+
 JOINING = ("llava_onevision", "qwen3_vl_moe", "smolvlm")
 
 
