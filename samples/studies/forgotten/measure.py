@@ -84,6 +84,15 @@ FACTS: Final = replace(ORDERED, budgets={"durable": 208}, model="smollm2", types
 # at the bytes of half of a text in `durable`; `paper` holds 3.1 times as much
 OF_FACTS: Final = {"infinipot-v": 228, "sliding-window": 238, "random": 228, "paper": 208}
 CONTENT: Final = Asked(range(0), budgets=ALONE)
+SEEN: Final = replace(
+    CONTENT,
+    model="sight/model",
+    types=("colour", "shape", "where", "at", "whether"),
+    premises=False,
+)
+"""A real language model that was made to see (`samples/studies/sight`), in the working folder."""
+# at the bytes of `durable` in this model; `paper` holds 1.46 times as much
+SEEN_PEERS: Final = {"infinipot-v": 46, "sliding-window": 48, "random": 46, "paper": 43}
 SETS: Final = {
     "calibrate": replace(CONTENT, seeds=STUDY[15_000:15_028]),
     "same": replace(CONTENT, seeds=STUDY[15_100:15_128]),
@@ -95,6 +104,9 @@ SETS: Final = {
     "order-peers-calibrate": replace(ORDERED, seeds=STUDY[15_400:15_410], budgets=PEERS),
     "counting-calibrate": replace(COUNTED, seeds=STUDY[15_600:15_644]),
     "counting-peers-calibrate": replace(COUNTED, seeds=STUDY[15_600:15_620], budgets=PEERS),
+    "sight-calibrate": replace(SEEN, seeds=STUDY[15_700:15_728]),
+    "sight": replace(SEEN, seeds=STUDY[15_800:15_828]),
+    "sight-peers-calibrate": replace(SEEN, seeds=STUDY[15_700:15_714], budgets=SEEN_PEERS),
     "facts-calibrate": replace(FACTS, seeds=STUDY[13_000:13_008]),
     "facts-peers-calibrate": replace(FACTS, seeds=STUDY[13_000:13_004], budgets=OF_FACTS),
 }
@@ -254,7 +266,8 @@ def describe_scores(rows: Sequence[AnswerRow], made: Calibration) -> str:
     sure = np.array([row.mean_logprob for row in rows])
     right = np.array([row.correct for row in rows])
     can = [f"{one:.0%}" for one in PROMISES if made.find_threshold(one) is not None]
-    return f"{(sure[right][:, None] > sure[~right]).mean():.2f} | {', '.join(can) or '-'}"
+    above = f"{(sure[right][:, None] > sure[~right]).mean():.2f}" if right.any() else "-"
+    return f"{above} | {', '.join(can) or '-'}"
 
 
 def describe(rows: Sequence[AnswerRow], least: float) -> str:
