@@ -70,11 +70,13 @@ class LlavaOnevision(TransformersBackbone):
         """Leave out the newline after the video, which stands in front of the words."""
         return super().after_words(ids[ids[0] == _NEWLINE :], context, clock)
 
-    def embed_text(self, ids: list[int]) -> Tensor:
+    def embed_token(self, token: Tensor) -> Tensor:
         """Return `[n, E]`, with the model's newline embedding for `_NEWLINE`."""
-        embeddings = super().embed_text([max(token, 0) for token in ids])
-        newline = torch.tensor(ids, device=self.device) == _NEWLINE
-        return torch.where(newline[:, None], self._newline.to(self.device), embeddings)
+        embeddings = super().embed_token(token.clamp(min=0))
+        # An engine's client holds embeddings on the meta device, and ids on the CPU.
+        device = embeddings.device
+        newline = (token == _NEWLINE)[:, None].to(device)
+        return torch.where(newline, self._newline.to(device), embeddings)
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run frames through vision tower, projector and pooling; they do not see each other

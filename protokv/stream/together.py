@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, groupby, islice
+from itertools import count, groupby
 from typing import Any
 
 import torch
@@ -86,14 +86,11 @@ def answer_together(join: Callable[[], Iterable[AskedQuestion]]) -> Iterator[Sai
     live = list[_Reader]()
     numbers = count()
     while True:
-        before = len(live)
         for asked in join():
             live.append(_Reader(asked, next(numbers)))
             yield from live[-1].go_on()
-        # Who was answered without a forward has left a place, so more may come in.
-        came = len(live) > before
         live = [one for one in live if one.wanted is not None and not one.asked.is_given_up()]
-        if not live and not came:
+        if not live:
             return
         # Questions of one session stand together.
         live.sort(key=lambda one: (id(one.asked.session.backbone), id(one.asked.session)))
@@ -118,7 +115,8 @@ def stream_together(
 
     def join() -> Iterator[AskedQuestion]:
         nonlocal live
-        for one in islice(begun, most - live):
+        # Who is answered without a forward leaves a place for the next one.
+        while live < most and (one := next(begun, None)) is not None:
             live += 1
             yield one
 
@@ -166,12 +164,8 @@ class _Batch:
         records = any(one.asked.how.get(name) for one in new for name in ("evidence", "promise"))
         cache.queries = [] if records else None
         lines = [backbone.text_positions(one.position, len(one.wanted)) for one in some]
-        # A question may have ids that no vocabulary has; `embed_text` alone knows these.
-        embedded = [
-            backbone.embed_text(one.wanted) if one in new else backbone.embed_token(one.wanted)
-            for one in some
-        ]
-        hidden = backbone.forward(torch.cat(embedded), torch.cat(lines), cache)
+        embedded = backbone.embed_token(torch.cat([one.wanted for one in some]))
+        hidden = backbone.forward(embedded, torch.cat(lines), cache)
         logits = backbone.logits(torch.stack([part[-1] for part in torch.split(hidden, sizes)]))
         found: list[Any] = [*logits]
         for index, one in enumerate(some):
@@ -197,8 +191,9 @@ class _Batch:
         """
         session = one.asked.session
         known = self._shown.get(session)
-        (one.wanted,), context, one.position = session.aim(one.wanted, shown=known)
+        (ids,), context, one.position = session.aim(one.wanted, shown=known)
         one.context = context if known else CachedContext(context)
+        one.wanted = torch.tensor(ids, device=self._backbone.device)
         if not session.memory.retrieves:
             self._shown[session] = one.context, one.position
 
