@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from protokv.backbones import load_backbone
+from protokv.backbones.projections import join_projections
 from protokv.core.decoding import Decoding
 from protokv.core.step import StepKV
 from protokv.device import kernels, runs
@@ -528,25 +529,33 @@ def measure_kernels(visit: Visit, _: int) -> None:
 
 
 def _join_weights(T: int, size: tuple[int, int]) -> JsonObject:
-    """Time the products of a layer whose weights are joined, and apart, over as many weights as a
-    cache cannot hold.
+    """Time the products of a layer apart, and joined as the product joins them, over as many
+    weights as a cache cannot hold.
     """
     hidden, inner = size
-    heads = [hidden, hidden // 7, hidden // 7]
-    x = torch.randn(T, hidden, device=DEVICE).bfloat16()
-    layers = [
-        [torch.randn(n, hidden, device=DEVICE).bfloat16() for n in (sum(heads), 2 * inner)]
+    rows = {
+        "q_proj": hidden,
+        "k_proj": hidden // 7,
+        "v_proj": hidden // 7,
+        "gate_proj": inner,
+        "up_proj": inner,
+    }
+    layers = torch.nn.ModuleList(
+        torch.nn.ModuleDict({name: torch.nn.Linear(hidden, n) for name, n in rows.items()})
         for _ in range(4)
-    ]
-    parts = [[*qkv.split(heads), *both.chunk(2)] for qkv, both in layers]
+    )
+    layers.to(DEVICE, torch.bfloat16).requires_grad_(False)
+    x = torch.randn(T, hidden, device=DEVICE).bfloat16()
+    products = [one for one in layers.modules() if isinstance(one, torch.nn.Linear)]
+
+    def call(_: int) -> None:
+        for one in products:
+            one(x)
+
     found = {}
-    for name, each in (("joined_ms", layers), ("apart_ms", parts)):
-        products = [weight for layer in each for weight in layer]
-
-        def call(_: int, products: list[torch.Tensor] = products) -> None:
-            for weight in products:
-                torch.nn.functional.linear(x, weight)
-
+    for name in ("apart_ms", "joined_ms"):
+        if name == "joined_ms":
+            join_projections(layers)
         call(0)
         found[name] = timed(call, 20)
     return found
