@@ -16,7 +16,7 @@ from protokv.errors import QuestionError
 JsonObject = dict[str, Any]
 """An object of JSON: its values are plain."""
 JsonRecord = Mapping[str, Any]
-"""The same, to be read alone."""
+"""An object of JSON that is read and never changed."""
 Keywords = dict[str, Any]
 """Arguments by name."""
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from protokv.memories import MemoryConfig
     from protokv.stream.session import Session
 
-Keywords = dict[str, Any]
-"""Arguments by name."""
-
 # It takes a quarter of the time in which tests are imported; on again when all of them are.
 gc.disable()
 

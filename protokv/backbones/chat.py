@@ -49,8 +49,7 @@ class PromptTemplate:
             raise ModelError(
                 "there is no chat template, so no question can be put to the model",
                 hint="use the instruction-tuned variant of the model, or copy its "
-                "chat_template.jinja "
-                "to its folder",
+                "chat_template.jinja to its folder",
             )
         # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image
         # placeholders.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -39,13 +39,13 @@ from protokv.device.kernels import HALF_DTYPES, has_bfloat16_instructions
 from protokv.errors import ConfigError, ModelError, suggest_name
 from protokv.machine import measure_machine_memory
 
-_WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-_DEVICE_MAPS: Final = ("auto", "balanced")
-MODEL_ATTENTION: Final = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
-_QUANTIZATIONS: Final = ("4bit", "8bit")
+_WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICE_MAPS = ("auto", "balanced")
+MODEL_ATTENTION = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+_QUANTIZATIONS = ("4bit", "8bit")
 # bitsandbytes packs together rows of a linear layer, and weights of a row (its block).
 _ROWS = 32
-_SAMPLED: Final = 16  # numbers of a weight that tell it
+_SAMPLED = 16  # numbers of a weight that tell it
 _BLOCK = 64
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter, functional
 
-_TOGETHER: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def join_projections(model: Module) -> None:

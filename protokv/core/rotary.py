@@ -17,7 +17,7 @@ from torch import Tensor
 from protokv.device.arrays import slice_rows
 
 Angles = tuple[Tensor, Tensor]
-"""Their cosines and sines."""
+"""The cosines and the sines of rotary angles."""
 Rotary = Callable[[Tensor], Angles]
 """The rotary embedding of a model: positions `[..., P]` int64 to cos and sin, each `[..., R]`
 float32, `R <= D`.

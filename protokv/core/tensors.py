@@ -19,7 +19,7 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 """Tensors by their names in a state."""
 TensorDict = dict[str, Tensor]
-"""The same, made by who returns it."""
+"""Tensors by their names in a state, in a dict that who gets it may change."""
 TensorGroups = Mapping[str, Sequence[Tensor]]
 """Tensors by the group that they are counted with."""
 
@@ -72,6 +72,7 @@ class TensorSpec:
 
 
 Specs = tuple[TensorSpec, ...]
+"""Declarations of the tensors of a state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,7 @@ def list_video_jobs(sources: Iterable[str], *, live: bool = False) -> list[Video
                 f"{name_source(other.source)} and {name_source(job.source)} would both have the "
                 f"state {job.key}",
                 hint="name a folder that holds both, whose states have their paths, or ingest "
-                "them into "
-                "two folders",
+                "them into two folders",
             )
     return list(jobs.values())
 

@@ -258,8 +258,7 @@ def _is_changed(
             raise StateMismatch(
                 f"the state {target} is of {theirs}, not of {name}",
                 hint="ingest into another folder, give the video a key of its own, or start it "
-                "over "
-                "with --force",
+                "over with --force",
             )
         return True
     # A text track changes with its container.

@@ -6,7 +6,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Final
 
 from protokv.ingestion.events import IngestEvent
 from protokv.ingestion.options import IngestOptions
@@ -14,7 +13,7 @@ from protokv.ingestion.run import AnySource, begin_run
 from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.video.source import ShouldStop, never_stop
 
-IDLE_S: Final = 0.02
+IDLE_S = 0.02
 """A pause while no source gives anything."""
 
 

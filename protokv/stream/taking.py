@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from protokv.device.runs import Runs
 from protokv.stream.asking import AskedStream
 from protokv.timings import share_stage
 
-MOST_STREAMS: Final = 8
+MOST_STREAMS = 8
 """Streams in one forward: transformers makes a mask of all tokens beside all."""
 
 ForwardedSteps = tuple[Tensor, Tensor, TokenCache]

@@ -24,10 +24,11 @@ from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state.describe import describe_state
 from protokv.stream import cache as home
 from protokv.stream.session import Session
+from protokv.texts import Keywords
 from tests.backbones.texts import texts, watch
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
-from tests.conftest import Keywords, random_frames
+from tests.conftest import random_frames
 from tests.core.streams import copy_of, same
 
 # How a model was loaded; a cache sets its attention.

@@ -23,12 +23,12 @@ from protokv.core.step import StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 from protokv.words.transcript import Transcript
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, LLAVA_SPECIAL, QWEN_TEMPLATE, write_tokenizer
 from tests.backbones.upstream import Upstream
-from tests.conftest import Keywords, random_frames
+from tests.conftest import random_frames
 
 
 def load(folder: Path) -> Backbone:

@@ -29,8 +29,9 @@ from protokv.errors import ConfigError, StateMismatch
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from protokv.stream.opening import load
+from protokv.texts import Keywords
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import Keywords, random_frames
+from tests.conftest import random_frames
 from tests.prepared import Prepared
 
 # Widths and heights.

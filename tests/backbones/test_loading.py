@@ -25,7 +25,8 @@ from protokv.core.sharding import LayerShards
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
-from tests.conftest import Keywords, watched
+from protokv.texts import Keywords
+from tests.conftest import watched
 from tests.core.streams import same
 
 QUESTION = "what is the first star ?"

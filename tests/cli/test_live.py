@@ -16,11 +16,11 @@ from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events, sev
 from protokv.ingestion.live import LiveSource
 from protokv.memories import DurableConfig
 from protokv.state import moments
+from protokv.texts import Keywords
 from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import EventPrinter
 from tests.cameras import EPOCH, World, gone
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commit
-from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 

@@ -17,6 +17,7 @@ from protokv.errors import ConfigError
 from protokv.ingestion import COMMIT_NEVER, Every
 from protokv.replay.memories import SettingSweep
 from protokv.state.moments import parse_duration
+from protokv.texts import Keywords
 from protokv.version import __version__
 from protokv_cli import main
 from protokv_cli.exits import ExitCode
@@ -27,7 +28,6 @@ from protokv_cli.parsing import (
     parse_variation,
 )
 from tests.cli.conftest import Program
-from tests.conftest import Keywords
 
 GROUP: Any = typer.main.get_command(main.app)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from protokv.backbones.sizes import EMBEDDED_MODELS, KNOWN_MODELS
+from protokv.texts import Keywords
 from protokv_cli.exits import ExitCode
 from protokv_cli.models import describe_models
 from tests.cli.conftest import Program
-from tests.conftest import Keywords
 
 GIB = 1 << 30
 

@@ -22,9 +22,10 @@ from protokv.state.reader import StateReader
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.session import Session
 from protokv.stream.slots import digest_commit, find_lead
+from protokv.texts import Keywords
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
-from tests.conftest import Keywords, watched
+from tests.conftest import watched
 from tests.engines.stand_in import StandIn, refuse
 
 QUESTION = "who is the star ?"

@@ -17,9 +17,10 @@ from protokv.state.reader import StateReader, load_state
 from protokv.state.sources import read_fingerprints
 from protokv.stream.opening import load, save
 from protokv.stream.session import Session
+from protokv.texts import Keywords
 from protokv.video import Frame, Source, open_source, read_steps
 from protokv.video.source import FrameRequest
-from tests.conftest import Keywords, random_frames
+from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS

@@ -41,9 +41,9 @@ from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import StreamSegment, WallClockLog
 from protokv.stream.together import ask_together
+from protokv.texts import Keywords
 from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
-from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 

@@ -25,7 +25,7 @@ from protokv.ingestion import (
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
-from tests.conftest import Keywords
+from protokv.texts import Keywords
 from tests.ingestion.camera import send
 from tests.mock_backbone import MockBackbone
 from tests.video.test_stream import Quiet, served

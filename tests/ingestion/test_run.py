@@ -35,9 +35,9 @@ from protokv.state.sources import read_standing_answers
 from protokv.state.store import StateStore
 from protokv.stream.answer import Answer
 from protokv.stream.session import Session
+from protokv.texts import Keywords
 from protokv.video import Frame, SourceDamage
 from protokv.video.source import FrameRequest
-from tests.conftest import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS

@@ -19,7 +19,7 @@ from protokv.memories import (
     ReKVConfig,
     SlidingWindowConfig,
 )
-from tests.conftest import Keywords
+from protokv.texts import Keywords
 
 
 @given(

@@ -16,8 +16,9 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.describe import convert_state, describe_state
 from protokv.stream.session import Session
+from protokv.texts import Keywords
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import Keywords, random_frames, watched
+from tests.conftest import random_frames, watched
 from tests.core.streams import same
 from tests.tolerance import check_logits, near_logits
 

@@ -19,7 +19,8 @@ from protokv.memories import HeldTokens, MemoryConfig
 from protokv.stream.session import Session
 from protokv.testing import MemoryTests
 from protokv.testing.memories import build
-from tests.conftest import Keywords, random_frames, watched
+from protokv.texts import Keywords
+from tests.conftest import random_frames, watched
 from tests.core.streams import World, feed, shape_of
 from tests.memories.rules import H2O, H2OConfig, LotteryConfig, SnapKVConfig, draw
 

@@ -9,8 +9,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.rows import AnswerRowFile, read_answer_rows
-from protokv.texts import JsonObject
-from tests.conftest import Keywords
+from protokv.texts import JsonObject, Keywords
 from tests.replay.rows import ROW, example_rows
 
 

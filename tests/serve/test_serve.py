@@ -32,8 +32,7 @@ from protokv.state.sources import WallClockLog
 from protokv.stream.answer import Answer
 from protokv.stream.evidence import Evidence, EvidenceSpan
 from protokv.stream.session import Session
-from protokv.texts import JsonObject
-from tests.conftest import Keywords
+from protokv.texts import JsonObject, Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.serve.conftest import server, watch

@@ -26,7 +26,7 @@ from protokv.state.thumbnails import (
     encode_thumbnail,
     make_thumbnail,
 )
-from tests.conftest import Keywords
+from protokv.texts import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 

@@ -14,8 +14,8 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingC
 
 import protokv
 from protokv.errors import ConfigError
+from protokv.texts import Keywords
 from tests.backbones.texts import texts, watch
-from tests.conftest import Keywords
 from tests.core.streams import copy_of, same
 from tests.stream.test_held import ANSWER, make
 

@@ -20,8 +20,8 @@ from protokv.core.rotary import rotate
 from protokv.core.step import StepKV
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
+from protokv.texts import Keywords
 from tests.backbones.texts import texts, watch
-from tests.conftest import Keywords
 from tests.core.streams import copy_of, same
 
 BASE: Keywords = {

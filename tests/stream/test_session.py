@@ -22,9 +22,10 @@ from protokv.core.step import make_cell_centres
 from protokv.errors import ConfigError, ModelError, OutOfMemory, PositionWarning
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig, PaperConfig
 from protokv.stream.session import Session
+from protokv.texts import Keywords
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
-from tests.conftest import Keywords, random_frames, watched
+from tests.conftest import random_frames, watched
 from tests.core.streams import copy_of, same
 from tests.mock_backbone import MockBackbone
 from tests.tolerance import check_logits, near_logits

@@ -15,9 +15,10 @@ from protokv.core.backbone import Backbone
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MemoryConfig
+from protokv.texts import Keywords
 from tests.backbones.texts import texts, watch
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import Keywords, random_frames, watched, widen
+from tests.conftest import random_frames, watched, widen
 from tests.tolerance import check_logits
 
 QUESTION = "who is the star ?"

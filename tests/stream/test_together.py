@@ -21,9 +21,10 @@ from protokv.memories import MemoryConfig
 from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from protokv.stream.together import AskedQuestion, answer_together, ask_together
+from protokv.texts import Keywords
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, WORDS
-from tests.conftest import Keywords, random_frames, watched
+from tests.conftest import random_frames, watched
 from tests.tolerance import near_logits
 
 QUESTIONS = [" ".join(WORDS[first::7]) for first in range(2, 9)]

@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import SourceError
+from protokv.texts import Keywords
 from protokv.video import open_source, read_steps
-from tests.conftest import Keywords, slow, wide
+from tests.conftest import slow, wide
 from tests.peak import peak_kib
 from tests.video.conftest import Clip, write
 

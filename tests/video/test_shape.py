@@ -17,8 +17,9 @@ import pytest
 from PIL import ImageCms, ImageOps
 
 from protokv.errors import SourceUnreadable
+from protokv.texts import Keywords
 from protokv.video import open_source
-from tests.conftest import Keywords, slow, wide, widen
+from tests.conftest import slow, wide, widen
 from tests.video.conftest import Clip, MakeClip, burn, number_in, write
 from tests.video.test_stream import piped
 

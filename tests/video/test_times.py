@@ -11,9 +11,10 @@ from typing import Any
 import av
 import pytest
 
+from protokv.texts import Keywords
 from protokv.video import Source, open_source
 from protokv.video.source import SourceSlice
-from tests.conftest import Keywords, slow, wide, widen
+from tests.conftest import slow, wide, widen
 from tests.video.conftest import STEADY, Clip, number_in, write
 from tests.video.test_stream import piped
 from tests.words.subtitled import write_subtitled

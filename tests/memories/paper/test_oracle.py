@@ -25,7 +25,7 @@ from protokv.memories.paper import assignment, maintenance
 from protokv.memories.paper import residuals as quantizer
 from protokv.memories.paper.bank import PaperBank
 from protokv.memories.paper.memory import PaperPrototypeMemory
-from tests.conftest import Keywords
+from protokv.texts import Keywords
 from tests.core.streams import World, feed, shape_of, slots_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype
 from tests.tolerance import check_near, tolerance

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protokv.core import prototypes as pseudo_tokens
 from protokv.memories.paper.memory import PaperPrototypeMemory
-from tests.conftest import Keywords
+from protokv.texts import Keywords
 from tests.core.streams import World, copy_of, feed, shape_of, small_config
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from protokv.texts import JsonObject
+from protokv.texts import JsonObject, Keywords
 from tests.cli.conftest import write_video
-from tests.conftest import Keywords
 
 LENGTH_S = 14
 ASK_S = 10
