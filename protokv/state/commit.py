@@ -2,10 +2,9 @@
 even after a crash.
 
 A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it
-syncs the folder. A folder swaps names with the old folder, if the system can do that. Otherwise the
-old one is moved to `.NAME.previous` first, where readers find it; `recover_state`, which writers
-call, moves it back if a crash came between the two. The next writer in the folder removes what a
-killed one has left.
+syncs the folder. An old folder is moved to `.NAME.previous` first, where readers find it;
+`recover_state`, which writers call, moves it back if a crash came between the two. The next commit
+of the state removes what a killed one has left.
 
 `lock` keeps other writers away by `filelock`. The kernel frees the lock when the process ends,
 however it ends, so a leftover lock file locks nothing. Readers ignore it.
@@ -13,12 +12,10 @@ however it ends, so a leftover lock file locks nothing. Readers ignore it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,10 +53,6 @@ _UNSUPPORTED = {
     errno.ENOLCK,
 }
 
-# renameat2(2) of Linux: https://man7.org/linux/man-pages/man2/rename.2.html
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-
 
 def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
     """Let `write` create and sync a file or folder at a temporary path, then put it in place of
@@ -77,11 +70,10 @@ def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None
         write(made)
         _copy_permissions(path, made)
         if path.is_dir():
-            old = made if exchange_paths(made, path) else path.replace(aside)
-            if old is not made:
-                made.replace(path)
+            path.replace(aside)
+            made.replace(path)
             if kept is not None:
-                old.replace(kept)
+                aside.replace(kept)
         else:
             if kept is not None:
                 try:
@@ -157,22 +149,6 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(number)
-
-
-def exchange_paths(a: Path, b: Path) -> bool:
-    """Swap two names atomically; return False if the system cannot."""
-    call = (
-        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-        if sys.platform == "linux"
-        else None
-    )
-    if call is None:
-        return False
-    if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
-        return True
-    if (number := ctypes.get_errno()) in _UNSUPPORTED:
-        return False
-    raise OSError(number, os.strerror(number), str(b))
 
 
 def _hidden(target: Path, kind: str) -> Path:

@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -109,21 +109,14 @@ class StateStore:
         return Path(os.path.realpath(self.path))
 
     def check_target(self) -> None:
-        """Make the folder. StateError if it cannot be made or written to, or what is there is no
-        state.
-        """
+        """Make the folder. StateError if it cannot be made, or what is there is no state."""
         with explain_write_errors(self.path):
             target = self._target
-            refused = f"cannot write the state {self.path}"
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not os.access(target.parent, os.W_OK):
-                raise StateError(
-                    f"{refused}: {Path(self.path).parent} is read-only",
-                    hint="choose a folder that you may write to",
-                )
             if os.path.lexists(target) and self.form.is_foreign(target):
                 raise StateError(
-                    f"{refused}: what is there is no {self.form.suffix} of ours",
+                    f"cannot write the state {self.path}: what is there is no {self.form.suffix} "
+                    "of ours",
                     hint="choose another name",
                 )
 
@@ -136,30 +129,8 @@ class StateStore:
         self.locked = self._lock.__enter__()
         return self
 
-    @contextmanager
-    def _hold(self) -> Iterator[bool]:
-        with lock(self.path) as held:
-            # The next writer in the folder finishes what cannot be finished now.
-            with suppress(OSError):
-                for left in list(self._target.parent.glob(".*.partial")):
-                    self._finish(left)
-            yield held
-
-    def _finish(self, left: Path) -> None:
-        """Finish what a killed commit left: give the old state its name as a kept commit if it is
-        one, and remove anything else.
-        """
-        path = left.with_name(left.name[1:].removesuffix(".partial"))
-        if find_state_suffix(path) is None:
-            return
-        store = find_store(path)
-        with suppress(StateError), nullcontext(True) if path == self._target else lock(path) as own:
-            with suppress(StateError, OSError):
-                old, _ = store.read_header(str(left))
-                if is_earlier_state(old, store.read_header()[0]) and any(store.list_kept()):
-                    left.replace(f"{path}{_name_kept(old)}")
-            if own:
-                files.remove_entry(left)
+    def _hold(self) -> AbstractContextManager[bool]:
+        return lock(self.path)
 
     def __exit__(self, *_: Any) -> None:
         """Give the right back."""
@@ -298,9 +269,8 @@ class _BucketStore(StateStore):
                 self._mode = "create"
                 any(list_by_prefix(self._address))
 
-    @contextmanager
-    def _hold(self) -> Iterator[bool]:
-        yield True
+    def _hold(self) -> AbstractContextManager[bool]:
+        return nullcontext(True)
 
     def _replace(self, state: State, kept: str | None) -> None:
         from obstore.exceptions import AlreadyExistsError, PreconditionError

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from protokv.errors import StateCorrupt, StateError, StateNotFound
-from protokv.state import commit
 from protokv.state.header import State
 from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
@@ -41,7 +40,6 @@ CALLS = (
     "open",
 )
 FIRST, SECOND, THIRD, FOURTH = (moment(step) for step in (1, 2, 3, 4))
-KILLS = ("killed", "killed without renameat2")
 
 # Instants of an operation in the suite; with -m slow all of them.
 ALL = pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
@@ -97,7 +95,6 @@ def counted(act: Callable[[int, Callable[[], object]], None]) -> Iterator[iterto
         for module, name in (
             *((os, name) for name in CALLS),
             (io, "open"),
-            (commit, "exchange_paths"),
         ):
             patch.setattr(module, name, wrapped(getattr(module, name)))
         yield numbers
@@ -145,7 +142,7 @@ def fault(kind: Any, fatal: int) -> Callable[[int, Callable[[], object]], None]:
     """
 
     def act(number: int, half: Callable[[], object]) -> None:
-        if number == fatal and kind in KILLS:
+        if number == fatal and kind == "killed":
             half()
             os.kill(os.getpid(), signal.SIGKILL)
         if number == fatal or (number > fatal and kind == errno.ENOSPC):
@@ -162,7 +159,7 @@ def fault(kind: Any, fatal: int) -> Callable[[int, Callable[[], object]], None]:
         (load, errno.EIO),
         (save, errno.ENOSPC),
         (save, "killed"),
-        *wide((save, errno.EIO), (save, errno.EACCES), (save, "killed without renameat2")),
+        *wide((save, errno.EIO), (save, errno.EACCES)),
     ],
 )
 def test_whatever_fails_at_any_call_leaves_a_whole_state(
@@ -171,10 +168,7 @@ def test_whatever_fails_at_any_call_leaves_a_whole_state(
     instants: Any,
     suffix: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if kind == "killed without renameat2":
-        monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
     made = tmp_path / "made"
     made.mkdir()
     for state in (FIRST, SECOND):
@@ -182,7 +176,7 @@ def test_whatever_fails_at_any_call_leaves_a_whole_state(
     begin_anew(path := tmp_path / "work" / f"a{suffix}", made)  # in a folder of its own
     for fatal in fatal_calls(lambda: act(path, THIRD), instants):
         begin_anew(path, made)
-        child = os.fork() if kind in KILLS else None
+        child = os.fork() if kind == "killed" else None
         if child:
             os.waitpid(child, 0)
         else:
