@@ -22,7 +22,7 @@ import msgspec
 
 from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
-from protokv.errors import ConfigError, ProtoKVError, did_you_mean, escape_text
+from protokv.errors import ConfigError, ProtoKVError, escape_text
 from protokv.serve.conversations import MOST_MESSAGES, ChatMessage, digest_parts
 from protokv.serve.schemas import read_response_format
 from protokv.state.sources import VideoPlace, describe_spans
@@ -31,36 +31,23 @@ from protokv.texts import (
     JsonObject,
     JsonRecord,
     check_question_text,
-    find_invalid_character,
     parse_strict_json,
 )
 
 _MOST_ANSWER_TOKENS = 1024
-_LENGTHS = "max_completion_tokens", "max_tokens"
 
-# Fields that a state cannot serve: the values that ask for nothing, and what to do instead.
-_UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((1, None), "a state gives 1 answer; ask again with another seed"),
-    "tools": ((None, []), "a state answers in text and calls nothing"),
-    "functions": ((None, []), "a state answers in text and calls nothing"),
-    "logit_bias": (
-        (None, {}),
-        "supported are temperature, top_p, presence_penalty and frequency_penalty",
-    ),
-    "modalities": ((None, ["text"]), 'supported is ["text"]'),
-}
-
-_READ = """
-model messages stream stream_options temperature top_p presence_penalty frequency_penalty seed
-stop choices response_format logprobs top_logprobs max_tokens max_completion_tokens evidence at
-at_most_wrong
-"""
-# Fields that change no answer of a state.
-_HARMLESS = """
-user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
-parallel_tool_calls tool_choice function_call
-"""
-_FIELDS = frozenset((*_READ.split(), *_HARMLESS.split(), *_UNUSED))
+# Fields that change no answer of a state, and values that ask for nothing.
+_HARMLESS = (
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "tool_choice",
+    "function_call",
+)
+_NOTHING = {"n": 1, "tools": [], "functions": [], "logit_bias": {}, "modalities": ["text"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,104 +74,6 @@ class ChatRequest:
     # all that was said, without system prompts, and what tells this conversation from others
     messages: Sequence[ChatMessage] = ()
     topic: bytes = b""
-
-
-def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
-    """Return the request in a body; `published` is how the model chooses tokens where the request
-    does not say.
-
-    ConfigError: a state cannot answer it; the field is named.
-    """
-    data = _read_object(body)
-    options = data.get("stream_options")
-    messages, system = _read_messages(data.get("messages"))
-    question, turns = _divide_turns(messages)
-    forms, schema = read_response_format(data.get("response_format"))
-    if (forms or schema) and data.get("choices"):
-        raise ConfigError("choices: response_format says already what the answer is")
-    how = {"choices": list(forms), "schema": schema} if forms else {"schema": schema}
-    apart = [data["model"], system, data.get("user"), data.get("prompt_cache_key")]
-    promised = data.get("at_most_wrong") is not None
-    return ChatRequest(
-        model=data["model"],
-        text=question,
-        turns=turns,
-        system=system,
-        decoding=_read_decoding(data | how, published),
-        stream=data.get("stream") is True,
-        usage=isinstance(options, dict) and options.get("include_usage") is True,
-        evidence=data.get("evidence") is True,
-        at=_read_time(data.get("at")),
-        at_most_wrong=_number(data, ("at_most_wrong",), 0, 0, 1) if promised else None,
-        forms=forms,
-        messages=messages,
-        topic=digest_parts([json.dumps(apart).encode()]),
-    )
-
-
-def _read_time(at: object) -> str | None:
-    """Return a time as text, which is sought in the state. ConfigError."""
-    if at is None or isinstance(at, str):
-        return at
-    if isinstance(at, bool) or not isinstance(at, int | float):
-        raise ConfigError('at: expected seconds of the stream or a text, such as "12m" or "14:05"')
-    return f"{at:.3f}"
-
-
-def _read_object(body: bytes) -> JsonObject:
-    """Return the JSON object in a body, which names a model. ConfigError if it asks for what a
-    state cannot do.
-    """
-    try:
-        data = parse_strict_json(body)
-    except ValueError as error:
-        raise ConfigError(f"the body is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ConfigError("the body is not a JSON object")
-    for name, value in data.items():
-        # Clients send null for what they do not ask for.
-        if name not in _FIELDS and value is not None:
-            likely = did_you_mean(name, _FIELDS) or "a state does not know it"
-            raise ConfigError(f"{escape_text(name)}: no such field is served; {likely}")
-    for name, (allowed, instead) in _UNUSED.items():
-        if data.get(name) not in allowed:
-            raise ConfigError(f"{name}: {instead}")
-    if not isinstance(data.get("model"), str) or find_invalid_character(data["model"]) is not None:
-        raise ConfigError("model: expected the name of a state")
-    return data
-
-
-def _read_decoding(data: JsonRecord, published: Decoding) -> Decoding:
-    if data.get("top_logprobs") and data.get("logprobs") is not True:
-        raise ConfigError("top_logprobs: it needs logprobs to be true")
-    top = _number(data, ("top_logprobs",), 0, 0, 20)
-    return replace(
-        published,
-        max_new_tokens=int(
-            min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), _MOST_ANSWER_TOKENS)
-        ),
-        temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
-        top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
-        presence_penalty=_number(data, ("presence_penalty",), 0.0, -2.0, 2.0),
-        frequency_penalty=_number(data, ("frequency_penalty",), 0.0, -2.0, 2.0),
-        seed=int(_number(data, ("seed",), 0, 0, 2**53)),
-        stop=_read_texts(data, "stop", 4),
-        choices=_read_texts(data, "choices", 64),
-        schema=data["schema"],
-        top_logprobs=int(top) if data.get("logprobs") is True else None,
-    )
-
-
-def _read_texts(data: JsonRecord, name: str, most: int) -> tuple[str, ...]:
-    """Return the texts of a field, of which there may be one or none. ConfigError."""
-    texts = [data[name]] if isinstance(data.get(name), str) else data.get(name) or []
-    if (
-        not isinstance(texts, list)
-        or len(texts) > most
-        or not all(isinstance(one, str) and one for one in texts)
-    ):
-        raise ConfigError(f"{name}: expected a text, or a list of at most {most} texts")
-    return tuple(texts)
 
 
 class _TextPart(msgspec.Struct, tag="text"):
@@ -233,19 +122,110 @@ class _Message(msgspec.Struct):
         return ChatMessage(self.role, text, files)
 
 
-def _read_messages(messages: object) -> tuple[list[ChatMessage], str | None]:
-    """Return what user and assistant said, and the system prompt. ConfigError."""
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of a request that a state can answer; `choices`, `evidence`, `at` and
+    `at_most_wrong` are our own.
+    """
+
+    model: str
+    messages: Annotated[list[_Message], msgspec.Meta(max_length=MOST_MESSAGES)]
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=1e-6, le=1)] | None = None
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    stop: str | Annotated[list[str], msgspec.Meta(max_length=4)] = ""
+    choices: str | Annotated[list[str], msgspec.Meta(max_length=64)] = ""
+    response_format: Any = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] = 0
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    evidence: bool = False
+    at: str | float | None = None
+    at_most_wrong: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    user: Any = None
+    prompt_cache_key: Any = None
+
+
+def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
+    """Return the request in a body; `published` is how the model chooses tokens where the request
+    does not say.
+
+    ConfigError: a state cannot answer it; the field is named.
+    """
+    asked = _read_fields(body)
+    messages = [one.read() for one in asked.messages]
+    spoken = [one for one in messages if one.role in ("user", "assistant")]
+    prompts = [one.text for one in messages if one.role in ("system", "developer")]
+    system = "\n\n".join(filter(str.strip, prompts)) or None
+    question, turns = _divide_turns(spoken)
+    forms, schema = read_response_format(asked.response_format)
+    if (forms or schema) and asked.choices:
+        raise ConfigError("choices: response_format says already what the answer is")
+    if asked.top_logprobs and not asked.logprobs:
+        raise ConfigError("top_logprobs: it needs logprobs to be true")
+    most = asked.max_completion_tokens or asked.max_tokens or published.max_new_tokens
+    decoding = replace(
+        published,
+        max_new_tokens=min(most, _MOST_ANSWER_TOKENS),
+        temperature=published.temperature if asked.temperature is None else asked.temperature,
+        top_p=asked.top_p or published.top_p,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        seed=asked.seed,
+        stop=_list_texts(asked.stop),
+        choices=tuple(forms) or _list_texts(asked.choices),
+        schema=schema,
+        top_logprobs=asked.top_logprobs if asked.logprobs else None,
+    )
+    apart = [asked.model, system, asked.user, asked.prompt_cache_key]
+    return ChatRequest(
+        model=asked.model,
+        text=question,
+        turns=turns,
+        system=system,
+        decoding=decoding,
+        stream=asked.stream,
+        usage=asked.stream_options is not None and asked.stream_options.include_usage,
+        evidence=asked.evidence,
+        at=f"{asked.at:.3f}" if isinstance(asked.at, float) else asked.at,
+        at_most_wrong=asked.at_most_wrong,
+        forms=forms,
+        messages=spoken,
+        topic=digest_parts([json.dumps(apart).encode()]),
+    )
+
+
+def _read_fields(body: bytes) -> _Fields:
+    """Return the fields of a request. ConfigError, with the field: it asks for what a state cannot
+    do.
+    """
     try:
-        read = msgspec.convert(
-            messages, Annotated[list[_Message], msgspec.Meta(max_length=MOST_MESSAGES)]
-        )
-    except msgspec.ValidationError as error:
-        why = "they have texts and pictures, each with a role, as OpenAI's chat has them"
-        raise ConfigError(f"messages: {escape_text(error)}; {why}") from None
-    found = [one.read() for one in read]
-    spoken = [one for one in found if one.role in ("user", "assistant")]
-    system = [one.text for one in found if one.role in ("system", "developer")]
-    return spoken, "\n\n".join(filter(str.strip, system)) or None
+        data = parse_strict_json(body)
+        if isinstance(data, dict):
+            # Clients send null for what they do not ask for.
+            data = {
+                name: value
+                for name, value in data.items()
+                if name not in _HARMLESS and value not in (None, _NOTHING.get(name))
+            }
+        return msgspec.convert(data, _Fields)
+    except ValueError as error:
+        raise ConfigError(
+            f"no request that a state can answer: {escape_text(error, 240)}"
+        ) from None
+
+
+def _list_texts(given: str | list[str]) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else given
+    return tuple(filter(None, texts))
 
 
 def _divide_turns(messages: Sequence[ChatMessage]) -> tuple[str, list[ChatTurn]]:
@@ -264,18 +244,6 @@ def _divide_turns(messages: Sequence[ChatMessage]) -> tuple[str, list[ChatTurn]]
     ]
     question = check_question_text(texts.pop(), "messages: the question")
     return question, list(zip(texts[::2], texts[1::2], strict=True))
-
-
-def _number(
-    data: JsonRecord, names: tuple[str, ...], default: float, least: float, most: float
-) -> float:
-    name = next((one for one in names if data.get(one) is not None), None)
-    value = default if name is None else data[name]
-    if type(value) not in (int, float) or not least <= value <= most:
-        raise ConfigError(
-            f"{name}: expected a number from {least:g} {f'to {most:g}' if most < 2**53 else 'on'}"
-        )
-    return float(value)
 
 
 _UNENDED = {"logprobs": None, "finish_reason": None}
