@@ -49,13 +49,6 @@ def deviation(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
     return math.sqrt(terms) * torch.finfo(dtype).eps / 2 * scale
 
 
-def measured_tolerance(off: Tensor) -> float:
-    """The largest difference between two sums where no count of terms tells it: one of the two is
-    off from exact results by `off`, whose root mean square stands for the deviation.
-    """
-    return 2 * _DEVIATIONS * float(off.square().mean().sqrt())
-
-
 def near(expected: Tensor, terms: int, scale: float | None = None) -> Tolerance:
     """The tolerance for `torch.testing.assert_close`, the same for all numbers: rounding is as
     large in small sums.

@@ -1,6 +1,6 @@
 """Prove that vLLM answers from states as `protokv query` does.
 
-    python -m tests.engines.prove PYTHON_OF_VLLM [--small] [--family NAME ...] [--smollm2 FOLDER]
+    python -m tests.engines.prove PYTHON_OF_VLLM [--small] [--family NAME ...]
 
 It makes tiny models and states, starts a vLLM for each model, has many questions in flight with
 ordinary prompts among them, and compares first tokens, log probabilities and texts with those of a
@@ -38,7 +38,6 @@ from protokv.texts import JsonObject
 from tests.conftest import random_frames
 from tests.engines import material
 from tests.engines.server import Server
-from tests.tolerance import measured_tolerance
 
 MOST = 1e-4  # of a log probability in float32
 NEAR_TIE = 1e-3  # two tokens so near to each other may change places
@@ -56,7 +55,7 @@ class Comparison:
     wrong: list[str] = field(default_factory=list)
     notes: JsonObject = field(default_factory=dict)
 
-    def compare(self, expected: Answer, found: Answer, most: float = MOST) -> None:
+    def compare(self, expected: Answer, found: Answer) -> None:
         """Compare token by token, until a near tie parts the two."""
         self.questions += 1
         ours = expected.chances or []
@@ -66,12 +65,12 @@ class Comparison:
             shared = [one for one in other if one.id in chances]
             off = max(abs(one.log_probability - chances[one.id]) for one in shared)
             self.furthest = max(self.furthest, off)
-            if off > most or len({one.id for one in shared}) < 8:
+            if off > MOST or len({one.id for one in shared}) < 8:
                 self.wrong.append(f"{expected.question!r}: token {index} is off by {off:.1e}")
                 return
             if own[0].id != other[0].id:
                 gap = own[1].log_probability - own[2].log_probability
-                if gap > max(NEAR_TIE, 2 * most):
+                if gap > NEAR_TIE:
                     self.wrong.append(
                         f"{expected.question!r}: token {index} differs, gap {gap:.1e}"
                     )
@@ -134,7 +133,6 @@ def ask_many(
     expected: dict[tuple[str, str], Answer],
     count: int,
     plain: dict[tuple[int, ...], list[float]],
-    most: float = MOST,
 ) -> Comparison:
     """Have `count` questions in flight, each tenth request an ordinary prompt."""
     found = Comparison(label)
@@ -143,13 +141,11 @@ def ask_many(
 
     def ask(number: int) -> None:
         name, question = pairs[number % len(pairs)]
-        found.compare(expected[name, question], opened[name].ask(question, DECODING), most)
+        found.compare(expected[name, question], opened[name].ask(question, DECODING))
         if number % 10 == 0:
             prompt = prompts[number // 10 % len(prompts)]
             chances = ask_plainly(server, list(prompt))
-            # In bfloat16 a near tie may part the two after the first token.
-            shown = TOKENS if most == MOST else 1
-            both = zip(chances[:shown], plain[prompt], strict=False)
+            both = zip(chances, plain[prompt], strict=False)
             off = max(abs(ours - theirs) for ours, theirs in both)
             ordinary = found.notes.get("ordinary prompts off by", 0.0)
             found.notes["ordinary prompts off by"] = max(ordinary, round(off, 7))
@@ -160,25 +156,9 @@ def ask_many(
         list(pool.map(ask, range(count)))
     found.notes["seconds"] = round(time.perf_counter() - began, 1)
     found.notes["preempted"] = int(server.count("vllm:num_preemptions_total") - before)
-    if found.notes.get("ordinary prompts off by", 0.0) > most:
+    if found.notes.get("ordinary prompts off by", 0.0) > MOST:
         found.wrong.append("ordinary prompts")
     return found
-
-
-def measure_rounding(
-    folder: Path, expected: dict[tuple[str, str], Answer], exact: Backbone
-) -> float:
-    """Return how far apart log probabilities in bfloat16 may be: by the rule for sums, with the
-    deviation of our own first tokens from those of the same weights and slots in float32.
-    """
-    off = list[float]()
-    for name in {name for name, _ in expected}:
-        session = material.open_in_float32(folder / f"states/{name}.safetensors", exact)
-        for question in (question for one, question in expected if one == name):
-            told = (session.ask(question, DECODING), expected[name, question])
-            each = [{one.id: one.log_probability for one in (it.chances or [])[0]} for it in told]
-            off += [each[1][token] - each[0][token] for token in each[0].keys() & each[1].keys()]
-    return measured_tolerance(torch.tensor(off))
 
 
 def replace_while_asked(
@@ -232,7 +212,7 @@ def ask_of_pictures(server: Server, folder: Path, backbone: Backbone) -> Compari
             asked = fed.converse(bytes([topic]), sent, bool)
             own = fed._conversations[-1].session
             found.compare(own.ask(question, DECODING), asked.ask(question, DECODING))
-            chances = [one.choose(question, material.COLOURS[:2]) for one in (own, asked)]
+            chances = [one.choose(question, ("red", "blue")) for one in (own, asked)]
             ours, theirs = ([*(one.probabilities or {}).values()] for one in chances)
             off = max(map(abs, map(sub, ours, theirs)))
             found.notes["choices off by"] = max(found.notes.get("choices off by", 0.0), off)
@@ -242,27 +222,11 @@ def ask_of_pictures(server: Server, folder: Path, backbone: Backbone) -> Compari
     return found
 
 
-def prove_family(
-    family: str,
-    folder: Path,
-    python: Path,
-    *,
-    many: bool,
-    dtype: str = "float32",
-    count: int = 1000,
-    model: Path | None = None,
-) -> list[Comparison]:
+def prove_family(family: str, folder: Path, python: Path, *, many: bool) -> list[Comparison]:
     """Prove one model; with `many`, all that is slow too."""
-    if model is None:
-        written = material.write_model(family, folder / "model", dtype)
-        backbone: Any = material.load_model(written, dtype)
-        sessions = material.write_states(backbone, folder, 10 if many else 3)
-        questions = material.make_questions(10 if many else 5)
-    else:
-        backbone = material.load_smollm2(model, dtype)
-        sessions = material.write_states(backbone, folder, 10 if many else 3, material.read_text)
-        (folder / "model").symlink_to(model)
-        questions = material.ask_in_words()
+    backbone = material.load_model(material.write_model(family, folder / "model"))
+    sessions = material.write_states(backbone, folder, 10 if many else 3)
+    questions = material.make_questions(10 if many else 5)
     expected = {
         (name, question): session.ask(question, DECODING)
         for name, session in sessions.items()
@@ -271,23 +235,11 @@ def prove_family(
     prompts = [tuple(range(3 + n, 3 + n + 12)) for n in range(5)]
     first = next(iter(sessions.values()))
     plain = {prompt: follow_plainly(first, list(prompt)) for prompt in prompts}
-    options: dict[str, object] = {"dtype": dtype, "limit-mm-per-prompt": '{"image":0,"video":0}'}
-    if model is not None:
-        del options["limit-mm-per-prompt"]
-    # So few blocks have no room for all states and all that is in flight.
-    options |= {"num-gpu-blocks-override": 40, "max-num-seqs": 16}
-    most = MOST
-    if dtype != "float32":
-        exact = material.load_smollm2(model) if model else material.load_model(folder / "model")
-        most = measure_rounding(folder, expected, exact)
-    server = Server(python, folder, options)
-    rows = list[Comparison]()
-    count = count if many else 60
+    server = Server(python, folder)
     with server.running():
         opened = open_all(folder, server, sessions, backbone)
-        rows.append(ask_many(f"{family} {dtype}", server, opened, expected, count, plain, most))
-        rows[0].notes["limit"] = f"{most:.1e}"
-        if dtype != "float32" or model or not (many or family == "qwen2_5_vl"):
+        rows = [ask_many(family, server, opened, expected, 1000 if many else 60, plain)]
+        if not (many or family == "qwen2_5_vl"):
             return rows
         rows.append(ask_of_pictures(server, folder, backbone))
         rows.append(replace_while_asked(server, folder, "s0", sessions, 60))
@@ -305,28 +257,14 @@ def main() -> None:
     parser.add_argument("python", type=Path)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--family", action="append")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--smollm2", type=Path, help="its folder; then this model alone")
     chosen = parser.parse_args()
     families = chosen.family or (["qwen2_5_vl"] if chosen.small else material.FAMILIES)
-    if chosen.smollm2:
-        families = ["smollm2"]
     rows = list[Comparison]()
     print("| | questions | furthest log probability | answers | |\n|---|---|---|---|---|")
     with TemporaryDirectory() as made:
         for family in families:
-            folder = (chosen.folder or Path(made)) / f"{family}-{chosen.dtype}"
-            for row in prove_family(
-                family,
-                folder,
-                chosen.python,
-                many=not chosen.small,
-                dtype=chosen.dtype,
-                count=chosen.count,
-                model=chosen.smollm2,
-            ):
+            folder = Path(made, family)
+            for row in prove_family(family, folder, chosen.python, many=not chosen.small):
                 rows.append(row)
                 print(row.row(), *row.wrong[:5], sep="\n", flush=True)
     passed = sum(not row.wrong for row in rows)

@@ -19,17 +19,16 @@ _PATIENCE_S = 900.0
 class Server:
     """A server of one model and a folder of states."""
 
-    def __init__(self, python: Path, folder: Path, options: dict[str, object]) -> None:
+    def __init__(self, python: Path, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / f"server-{port}.log"
-        settings = {"states": str(folder / "states"), "bias": options.pop("bias", True)}
         transfer = {
             "kv_connector": "ProtoKVConnector",
             "kv_connector_module_path": "protokv.vllm",
             "kv_role": "kv_consumer",
-            "kv_connector_extra_config": settings,
+            "kv_connector_extra_config": {"states": str(folder / "states")},
         }
         chosen = {
             "model": folder / "model",
@@ -39,7 +38,11 @@ class Server:
             "block-size": 32,
             "max-logprobs": 20,
             "kv-transfer-config": json.dumps(transfer),
-            **options,
+            "dtype": "float32",
+            "limit-mm-per-prompt": '{"image":0,"video":0}',
+            # So few blocks have no room for all states and all that is in flight.
+            "num-gpu-blocks-override": 40,
+            "max-num-seqs": 16,
         }
         flags = [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
         flags += ["--enforce-eager", "--enable-prefix-caching", "--enable-chunked-prefill"]
