@@ -21,6 +21,7 @@ from protokv.core.decoding import (
     Decoding,
     Detokenizer,
     FinishReason,
+    TokenLogprob,
     TokenSampler,
     is_looping,
 )
@@ -43,6 +44,7 @@ is to be forwarded, `[1]` int64, for which it is sent logits `[vocabulary]`."""
 class AskedStream(Stream):
     """A stream that answers questions."""
 
+    tells_evidence = True  # whether an answer can name the times that it stands on
     timings: Timings | None = None  # where to add up seconds by stage
     backbone: Backbone
     placement: TokenPlacement
@@ -150,25 +152,26 @@ class AskedStream(Stream):
         """Answer as `stream` does, and leave the forwards to who reads the parts."""
         if promise is not None:
             pieces = self.begin_answer(
-                question, decoding, evidence=True, turns=turns, system=system
+                question, decoding, evidence=self.tells_evidence, turns=turns, system=system
             )
             return (yield from promise.hold_back(pieces, self))
-        decoding = decoding or self.backbone.decoding
-        firsts = self.backbone.choice_ids(decoding.choices)
-        began = time.perf_counter()
+        writer = AnswerWriter(self.backbone, decoding)
         ids, kept = self.backbone.question_ids(question, turns, system)
+        writer.answer = Answer(question, stream_time_s=self.clock.stream_time_s, turns=kept)
+        yield from self._write(ids, writer, evidence)
+        return writer.complete()
+
+    def _write(
+        self, ids: list[int], writer: AnswerWriter, evidence: bool
+    ) -> Generator[Any, Any, None]:
+        """Write the answer to a question of these ids; yield what `AnswerInParts` says."""
         reading: QuestionLogits = yield ids
         found = self._find_evidence(ids, reading) if evidence else None
-        stream_s = self.clock.stream_time_s
-        answer = Answer(question, stream_time_s=stream_s, evidence=found, turns=kept)
-        if firsts:
+        if writer.firsts:
             likely = reading.logits[-1].log_softmax(-1)
-            each = torch.stack([likely[own].logsumexp(0) for own in firsts])
-            answer = choose_text(answer, decoding.choices, each.cpu())
-            yield answer.text
-            first_at = time.perf_counter()
+            yield from writer.choose([likely[own].logsumexp(0) for own in writer.firsts])
         else:
-            writer = AnswerWriter(self.backbone, decoding)
+            decoding = writer.decoding
             # Penalties count the text before and after the video; -1 stands for the video between
             # the two.
             prompt = [*self.backbone.prefix_ids, -1, *ids]
@@ -180,21 +183,13 @@ class AskedStream(Stream):
                 if writer.reason:
                     break
                 chosen = sample((yield chosen))
-            yield from writer.finish()
-            first_at = writer.first_at
-            answer = writer.complete(answer)
-            top = decoding.top_logprobs
-            chances = None if top is None else sample.read_chances()[: answer.tokens]
-            answer = replace(answer, mean_logprob=sample.mean_logprob(), chances=chances)
+            wanted = decoding.top_logprobs is not None
+            chances = sample.read_chances() if wanted else None
+            yield from writer.finish(sample.mean_logprob(), chances)
         self._note_runs()
         # This waits for the device, so it comes after the last token.
-        visible = reading.cache.context.visible_tokens()
-        return replace(
-            answer,
-            ttft_ms=(first_at - began) * 1e3,
-            total_ms=(time.perf_counter() - began) * 1e3,
-            context_tokens=visible + len(reading.prelude),
-        )
+        seen = reading.cache.context.visible_tokens() + len(reading.prelude)
+        writer.answer = replace(writer.answer, evidence=found, context_tokens=seen)
 
     def _find_evidence(self, ids: list[int], reading: QuestionLogits) -> Evidence:
         if reading.cache.queries is None:
@@ -266,22 +261,26 @@ class AskedStream(Stream):
 
 
 class AnswerWriter:
-    """Makes text of the tokens of an answer, as they come."""
+    """Makes an answer of its tokens, as they come, or of the chances of some texts."""
 
+    answer: Answer
     reason: FinishReason | None = None  # why no further token is wanted
-    first_at = 0.0  # when the first one was there
 
-    def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
+    def __init__(self, backbone: Backbone, decoding: Decoding | None) -> None:
+        """Begin to measure time. ConfigError: the choices cannot be told apart."""
+        self.decoding = decoding or backbone.decoding
+        self.firsts = backbone.choice_ids(self.decoding.choices)
+        self._began = time.perf_counter()
+        self._first_at = 0.0
         self._stop_ids = backbone.stop_ids
-        self._decoding = decoding
-        self._text = Detokenizer(backbone.decode, decoding.stop)
+        self._text = Detokenizer(backbone.decode, self.decoding.stop)
         self._ids = list[int]()
         self._said = ""
 
     def push(self, token: int) -> Iterator[str]:
         """Take the next token; yield the text that it completes."""
-        decoding = self._decoding
-        self.first_at = self.first_at or time.perf_counter()
+        decoding = self.decoding
+        self._first_at = self._first_at or time.perf_counter()
         if token in self._stop_ids:
             self.reason = "stop"
             return
@@ -295,28 +294,44 @@ class AnswerWriter:
         elif decoding.temperature == 0 and is_looping(self._ids):
             self.reason = "repetition"
 
-    def finish(self) -> Iterator[str]:
-        """Yield the text that was held back."""
+    def finish(
+        self, mean_logprob: float, chances: list[list[TokenLogprob]] | None
+    ) -> Iterator[str]:
+        """Yield the text that was held back; the answer is that of all tokens."""
         yield from self._take(self._text.finish())
+        tokens = len(self._ids)
+        self.answer = replace(
+            self.answer,
+            text=self._said.strip(),
+            tokens=tokens,
+            finish_reason=self.reason or "stop",
+            mean_logprob=mean_logprob,
+            chances=None if chances is None else chances[:tokens],
+        )
 
-    def complete(self, answer: Answer) -> Answer:
-        """Return an answer with all the text."""
-        reason = self.reason or "stop"
-        said = self._said.strip()
-        return replace(answer, text=said, tokens=len(self._ids), finish_reason=reason)
+    def choose(self, chances: Sequence[Tensor]) -> Iterator[str]:
+        """Answer with the likeliest choice, by the log probability of the tokens with which each
+        may begin; yield it.
+        """
+        each = torch.stack([*chances]).cpu()
+        self._first_at = time.perf_counter()
+        choices = self.decoding.choices
+        best = int(each.argmax())
+        self.answer = replace(
+            self.answer,
+            text=choices[best],
+            mean_logprob=float(each[best]),
+            probabilities=dict(zip(choices, each.softmax(0).tolist(), strict=True)),
+        )
+        yield self.answer.text
+
+    def complete(self) -> Answer:
+        """Return the answer with its times."""
+        now = time.perf_counter()
+        ttft_ms = ((self._first_at or now) - self._began) * 1e3
+        return replace(self.answer, ttft_ms=ttft_ms, total_ms=(now - self._began) * 1e3)
 
     def _take(self, piece: str) -> Iterator[str]:
         if piece:
             self._said += piece
             yield piece
-
-
-def choose_text(answer: Answer, choices: Sequence[str], chances: Tensor) -> Answer:
-    """Return an answer with the likeliest of some texts, by the log probabilities `[n]` of the
-    tokens with which each may begin.
-    """
-    best = int(chances.argmax())
-    shares = dict(zip(choices, chances.softmax(0).tolist(), strict=True))
-    return replace(
-        answer, text=choices[best], mean_logprob=float(chances[best]), probabilities=shares
-    )

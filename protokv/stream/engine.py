@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from http.client import HTTPException
@@ -23,14 +22,11 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import torch
 
-from protokv.core.backbone import ChatTurn
-from protokv.core.decoding import Decoding, TokenLogprob
+from protokv.core.decoding import TokenLogprob
 from protokv.errors import ConfigError, EngineError, escape_text
 from protokv.state.reader import StateReader
-from protokv.stream.answer import Answer
-from protokv.stream.asking import AnswerWriter, choose_text
+from protokv.stream.asking import AnswerWriter
 from protokv.stream.opening import open_session
-from protokv.stream.promise import PromiseRule
 from protokv.stream.session import Session
 from protokv.stream.slots import count_slots, digest_commit
 from protokv.texts import JsonObject, shorten_text
@@ -113,6 +109,7 @@ class EngineSession(Session):
     asked: dict[str, str]  # the state and its commit
     slots: int
     joins = False
+    tells_evidence = False
     _lock: Any  # of the memory
 
     @classmethod
@@ -135,33 +132,16 @@ class EngineSession(Session):
         self.asked = {"state": name, "commit": commit}
         return self
 
-    def stream(
-        self,
-        question: str,
-        decoding: Decoding | None = None,
-        *,
-        evidence: bool = False,
-        turns: Sequence[ChatTurn] = (),
-        system: str | None = None,
-        promise: PromiseRule | None = None,
-    ) -> Generator[str, None, Answer]:
-        """Answer piece by piece, as every session. ConfigError: evidence is wanted, which an engine
-        does not tell. EngineError.
-        """
-        if promise is not None:
-            pieces = self.stream(question, decoding, turns=turns, system=system)
-            return (yield from promise.hold_back(pieces, self))
-        if decoding is not None and decoding.schema:
+    def _write(self, ids: list[int], writer: AnswerWriter, evidence: bool) -> Generator[str]:
+        """Let the engine write. ConfigError: it is to do what no engine does. EngineError."""
+        decoding = writer.decoding
+        if decoding.schema:
             raise ConfigError("an engine chooses among answers, and is held to no schema of others")
         if evidence:
             raise ConfigError(
                 "an engine does not tell what its answers stand on",
                 hint="ask for evidence without --engine",
             )
-        decoding = decoding or self.backbone.decoding
-        firsts = self.backbone.choice_ids(decoding.choices)
-        began = time.perf_counter()
-        ids, kept = self.backbone.question_ids(question, turns, system)
         with self._lock:
             (ids,), _, _ = self.aim(ids)
         body = {
@@ -170,51 +150,34 @@ class EngineSession(Session):
             "kv_transfer_params": self.asked,
             "return_tokens_as_token_ids": True,
             "temperature": decoding.temperature,
-            "max_tokens": 1 if firsts else decoding.max_new_tokens,
+            "max_tokens": 1 if writer.firsts else decoding.max_new_tokens,
             "logprobs": decoding.top_logprobs or 0,
         }
-        stream_s = self.clock.stream_time_s
-        answer = Answer(question, stream_time_s=stream_s, context_tokens=self.slots, turns=kept)
-        if firsts:
-            wanted = sorted({token for each in firsts for token in each})
+        writer.answer = replace(writer.answer, context_tokens=self.slots)
+        if writer.firsts:
+            wanted = sorted({token for each in writer.firsts for token in each})
             body |= {"logprob_token_ids": wanted, "logprobs": len(wanted)}
             (chances,) = _read_chances(self.engine.complete(body))
             found = dict(chances)
-            each = [torch.tensor([found[token] for token in own]).logsumexp(0) for own in firsts]
-            answer = choose_text(answer, decoding.choices, torch.stack(each))
-            yield answer.text
-            first_at = time.perf_counter()
-        else:
-            writer = AnswerWriter(self.backbone, decoding)
-            named = ("top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
-            body |= {name: getattr(decoding, name) for name in named}
-            body |= {"top_k": decoding.top_k or -1, "stop_token_ids": [*self.backbone.stop_ids]}
-            said = list[list[TokenLogprob]]()
-
-            def read() -> Generator[int]:
-                for chances in _read_chances(self.engine.complete(body)):
-                    said.append(chances)
-                    yield chances[0].id
-
-            with closing(read()) as tokens:
-                for token in tokens:
-                    yield from writer.push(token)
-                    if writer.reason:
-                        break
-            yield from writer.finish()
-            first_at = writer.first_at
-            answer = writer.complete(answer)
-            answer = replace(
-                answer,
-                mean_logprob=fmean(chances[0].log_probability for chances in said) if said else 0.0,
-                chances=None if decoding.top_logprobs is None else said[: answer.tokens],
+            yield from writer.choose(
+                [torch.tensor([found[one] for one in own]).logsumexp(0) for own in writer.firsts]
             )
-        now = time.perf_counter()
-        ttft_ms = ((first_at or now) - began) * 1e3
-        return replace(answer, ttft_ms=ttft_ms, total_ms=(now - began) * 1e3)
+            return
+        named = ("top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+        body |= {name: getattr(decoding, name) for name in named}
+        body |= {"top_k": decoding.top_k or -1, "stop_token_ids": [*self.backbone.stop_ids]}
+        said = list[list[TokenLogprob]]()
+        with closing(_read_chances(self.engine.complete(body))) as tokens:
+            for chances in tokens:
+                said.append(chances)
+                yield from writer.push(chances[0].id)
+                if writer.reason:
+                    break
+        mean = fmean(chances[0].log_probability for chances in said) if said else 0.0
+        yield from writer.finish(mean, None if decoding.top_logprobs is None else said)
 
 
-def _read_chances(chunks: Iterator[JsonObject]) -> Iterator[list[TokenLogprob]]:
+def _read_chances(chunks: Iterable[JsonObject]) -> Generator[list[TokenLogprob]]:
     """Yield the chances of each token of a completion, first that of the chosen one."""
     for chunk in chunks:
         for found in (choice.get("logprobs") or {} for choice in chunk.get("choices", ())):
