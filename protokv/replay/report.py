@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +20,7 @@ from protokv.replay.benchmarks.base import OTHER_GROUP
 from protokv.replay.metrics import (
     FEW_QUESTIONS,
     FEW_VIDEOS,
-    bootstrap,
-    bound_accuracy,
+    bound_share,
     compare_paired,
     score_majority,
 )
@@ -28,7 +28,6 @@ from protokv.replay.rows import AnswerRow
 from protokv.texts import JsonObject, format_count
 
 ReplayReport = Mapping[str, Any]
-_Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
 
 REPORT_COLUMNS = (
     "part",
@@ -64,6 +63,18 @@ memory `than` on the same questions: the default memory, or the first one, at th
 that memory itself, the full cache.
 """
 
+
+class _Cell(NamedTuple):
+    """The answers to a part of the questions under a memory at a budget and a delay."""
+
+    part: str
+    name: str
+    memory: str
+    budget: int
+    delay_s: float
+
+
+_Cells = Mapping[_Cell, Sequence[AnswerRow]]
 _STARTS = {
     "evidence": "the time when the answer was last visible",
     "query": "the time that the question names",
@@ -94,15 +105,12 @@ def summarise_answers(
     floors = {
         name: score_majority([row for row in rows if grouped[row.type] == name]) for name in groups
     }
-    cells: dict[tuple[Any, ...], list[AnswerRow]] = {}
+    cells: dict[_Cell, list[AnswerRow]] = {}
     for row in rows:
-        parts = [
-            ("all", "all"),
-            ("type", row.type),
-            *([("group", grouped[row.type])] if groups else []),
-        ]
-        for part in parts:
-            cells.setdefault((*part, row.memory, row.budget, row.delay_s), []).append(row)
+        parts = {"all": "all", "type": row.type} | ({"group": grouped[row.type]} if groups else {})
+        for part, name in parts.items():
+            cell = _Cell(part, name, row.memory, row.budget, row.delay_s)
+            cells.setdefault(cell, []).append(row)
     return {
         "facts": _list_facts(rows),
         "videos": len({row.video for row in rows}),
@@ -118,32 +126,26 @@ def summarise_answers(
 
 
 def _order_groups(rows: Sequence[AnswerRow], present: set[str]) -> list[str]:
-    datasets = [
-        BENCHMARKS[name]
-        for name in dict.fromkeys(row.dataset for row in rows)
-        if name in BENCHMARKS
-    ]
+    """Return the groups in the order of their data sets, `OTHER_GROUP` at the end; none of one."""
+    names = dict.fromkeys(row.dataset for row in rows)
+    datasets = [BENCHMARKS[name] for name in names if name in BENCHMARKS]
     known = [kind.group for benchmark in datasets for kind in benchmark.types]
-    found = [
-        name
-        for name in dict.fromkeys((*known, *sorted(present)))
-        if name in present and name != OTHER_GROUP
-    ]
-    found += [OTHER_GROUP] * (OTHER_GROUP in present)
+    order = dict.fromkeys((*known, *sorted(present - {OTHER_GROUP}), OTHER_GROUP))
+    found = [name for name in order if name in present]
     return found if len(found) > 1 else []
 
 
 def _list_points(cells: _Cells) -> Iterator[JsonObject]:
-    labels = dict.fromkeys((memory, budget) for _, _, memory, budget, _ in cells)
-    names = [memory for memory, _ in labels]
-    own = DEFAULT_MEMORY if DEFAULT_MEMORY in names else names[0]
-    full = next((label for label in labels if label[0] == FullConfig.name), None)
-    for (part, name, memory, budget, delay_s), rows in cells.items():
-        other = full if memory == own else None if memory == FullConfig.name else (own, budget)
-        others = cells.get((part, name, *other, delay_s), ()) if other is not None else ()
-        label = dict(zip(REPORT_COLUMNS, (part, name, memory, budget, delay_s), strict=False))
+    budgets = {cell.memory: cell.budget for cell in cells}
+    own = DEFAULT_MEMORY if DEFAULT_MEMORY in budgets else next(iter(budgets))
+    full = FullConfig.name
+    for cell, rows in cells.items():
+        other = cell._replace(memory=own)
+        if cell.memory == own:
+            other = cell._replace(memory=full, budget=budgets.get(full, 0))
+        others = () if cell.memory == full else cells.get(other, ())
         yield (
-            label
+            cell._asdict()
             | _measure_accuracy(rows)
             | _measure_difference(rows, others)
             | _measure_costs(rows)
@@ -154,20 +156,18 @@ def _measure_accuracy(rows: Sequence[AnswerRow]) -> JsonObject:
     scores: dict[str, list[bool]] = {}
     for row in rows:
         scores.setdefault(row.video, []).append(row.correct)
-    right = sum(row.correct for row in rows)
-    # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
-    lows, highs = zip(bootstrap(scores), bound_accuracy(right, len(rows)), strict=True)
+    low, high = bound_share(scores)
     found: JsonObject = {
         "n": len(rows),
         "videos": len(scores),
-        "accuracy": round(right / len(rows), 4),
-        "low": round(min(lows), 4),
-        "high": round(max(highs), 4),
+        "accuracy": round(fmean(row.correct for row in rows), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
         "thin": len(rows) < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
     }
     if rows[0].dataset:
         points = [row.points for row in rows if row.points is not None]
-        found["points"] = round(sum(points) / len(points), 3) if points else None
+        found["points"] = round(fmean(points), 3) if points else None
     return found
 
 
@@ -175,8 +175,12 @@ def _measure_difference(rows: Sequence[AnswerRow], others: Sequence[AnswerRow]) 
     found = compare_paired(rows, others)
     if found is None:
         return {}
-    values = {"difference": found.share, "difference_low": found.low, "difference_high": found.high}
-    return {"than": others[0].memory} | {name: round(value, 4) for name, value in values.items()}
+    return {
+        "than": others[0].memory,
+        "difference": round(found.share, 4),
+        "difference_low": round(found.low, 4),
+        "difference_high": round(found.high, 4),
+    }
 
 
 def _measure_costs(rows: Sequence[AnswerRow]) -> JsonObject:
@@ -195,28 +199,21 @@ def _measure_costs(rows: Sequence[AnswerRow]) -> JsonObject:
 
 
 def _list_means(cells: _Cells) -> Iterator[JsonObject]:
-    for (part, _, memory, budget, delay_s), rows in cells.items():
-        if part == "all" and rows[0].dataset in BENCHMARKS:
+    for cell, rows in cells.items():
+        if cell.part == "all" and rows[0].dataset in BENCHMARKS:
             scores: dict[str, list[bool]] = {}
             for row in rows:
                 scores.setdefault(row.type, []).append(row.correct)
-            shares = {kind: sum(found) / len(found) for kind, found in scores.items()}
+            shares = {kind: fmean(found) for kind, found in scores.items()}
             for name, share in BENCHMARKS[rows[0].dataset].means(shares).items():
-                label = {
-                    "name": name,
-                    "memory": memory,
-                    "budget": budget,
-                    "delay_s": delay_s,
-                    "n": len(rows),
-                }
-                yield label | {"official": round(share, 4)}
+                yield _label(cell) | {"name": name, "n": len(rows), "official": round(share, 4)}
 
 
 def _list_recalled(cells: _Cells) -> Iterator[JsonObject]:
-    for (part, _, memory, budget, delay_s), rows in cells.items():
+    for cell, rows in cells.items():
         # By video: a cell may have thousands of rows.
-        free = dict[str, list[AnswerRow]]()
-        for row in rows if part == "all" else ():
+        free: dict[str, list[AnswerRow]] = {}
+        for row in rows:
             if not row.has_choices:
                 free.setdefault(row.video, []).append(row)
         pairs = [
@@ -225,29 +222,26 @@ def _list_recalled(cells: _Cells) -> Iterator[JsonObject]:
             for row in free.get(other.video, ())
             if other.has_choices and row.question in other.asked
         ]
-        if pairs:
-            found = {
+        if cell.part == "all" and pairs:
+            yield _label(cell) | {
                 "n": len(pairs),
                 "remembered": sum(one for one, _ in pairs),
                 "recognised": sum(other > one for one, other in pairs),
             }
-            yield {"memory": memory, "budget": budget, "delay_s": delay_s} | found
+
+
+def _label(cell: _Cell) -> JsonObject:
+    return {"memory": cell.memory, "budget": cell.budget, "delay_s": cell.delay_s}
 
 
 def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
     first = rows[0]
     questions = {(row.video, row.question_id): row for row in rows}
     starts = Counter(row.reference for row in questions.values())
-    per_step = max(
-        row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1) / row.asked_s
-        if row.asked_s
-        else 0
-        for row in rows
-    )
-    videos, with_words = (
-        {row.video for row in found}
-        for found in (rows, [r for r in rows if "subtitles" in r.stream])
-    )
+    videos = {row.video for row in rows}
+    with_words = {row.video for row in rows if "subtitles" in row.stream}
+    step_s = first.stream.get("frames_per_step", 1) / first.stream["fps"]
+    per_step = [row.tokens_seen * step_s / row.asked_s for row in rows if row.asked_s]
     settings = "".join(f", {name} {value}" for name, value in first.frames.items() if name != "fps")
     facts = {
         "asked": (
@@ -265,17 +259,19 @@ def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
         ),
         "ran on": ", ".join(sorted({row.device for row in rows})),
         "asked at once": f"up to {max(row.at_once for row in rows)}",
-        "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step{settings}",
+        "frames": (
+            f"{first.stream['fps']:g} a second, {max(per_step, default=0):.1f} tokens a step"
+            f"{settings}"
+        ),
     }
     if with_words:
         facts["subtitles"] = (
             f"of {format_count(len(with_words), 'video')}, in the stream and within the budget"
         )
     if first.dataset in BENCHMARKS:
-        benchmark = BENCHMARKS[first.dataset]
         judges = Counter(row.judge or "the rule of the data set" for row in rows)
         facts |= {
-            "data set": f"{benchmark.name}, {benchmark.source}",
+            "data set": f"{first.dataset}, {BENCHMARKS[first.dataset].source}",
             "prompt": ", ".join(sorted({row.prompt_hash for row in rows})),
             "judged by": "; ".join(f"{who} ({n})" for who, n in judges.items()),
         }

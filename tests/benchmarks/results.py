@@ -1,9 +1,7 @@
-"""What a process holds and has taken, and tables of results."""
+"""Tables of results, and what they depend on."""
 
 import json
-import os
 import platform
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,18 +10,6 @@ import torch
 from protokv.texts import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def resident_mib(process: int) -> float:
-    """Return the MiB of memory that a process holds now, as Linux counts them."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return round(pages * resource.getpagesize() / 2**20, 1)
-
-
-def cpu_seconds(process: int) -> float:
-    """Return the CPU time that a process has taken, as Linux counts it."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def table(rows: Sequence[JsonObject]) -> str:

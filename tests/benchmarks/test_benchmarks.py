@@ -11,7 +11,7 @@ import pytest
 from protokv.backbones import load_backbone
 from protokv.device import runs
 from tests.backbones.tiny import write_smolvlm
-from tests.benchmarks import gpu, soak
+from tests.benchmarks import gpu
 from tests.realsize.cost import cost
 
 
@@ -93,11 +93,3 @@ def test_the_parts_of_a_step_at_real_size_are_told_once_the_budget_is_full(tmp_p
     assert set(row) >= {"decode", "preprocess", "vision", "forward", "memory"}
     assert row["step_tokens"] == 25
     assert 0 < row["beside_percent"] < 100
-
-
-@pytest.mark.slow
-def test_a_day_of_video_has_a_row_for_each_commit(tmp_path: Path) -> None:
-    soak.write_video(tmp_path / "day.mp4", minutes=2)
-    rows = list(soak.watch(tmp_path / "day.mp4", tmp_path / "day.safetensors", budget=64, every=40))
-    assert [row["steps"] for row in rows] == [40, 80, 120]
-    assert all(row["cpu_ms"] > 0 and row["resident_mib"] > 0 for row in rows)

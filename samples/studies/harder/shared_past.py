@@ -33,7 +33,7 @@ from protokv.core.context import Context, SlotContext
 from protokv.core.decoding import Decoding
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
-from protokv.replay.metrics import bootstrap, bound_accuracy
+from protokv.replay.metrics import bound_share
 from protokv.replay.questions import is_expected_answer
 from protokv.stream.session import Session
 from protokv.video import VideoStep
@@ -244,15 +244,12 @@ def tell_share(rows: Sequence[dict[str, Any]], asked: str) -> str:
     """
     right = {
         str(row["seed"]): [
-            float(is_expected_answer(one[asked], one["expected"])) for one in row["answers"]
+            is_expected_answer(one[asked], one["expected"]) for one in row["answers"]
         ]
         for row in rows
     }
     flat = [one for found in right.values() for one in found]
-    both = bound_accuracy(int(sum(flat)), len(flat)), bootstrap(right)
-    low, high = (
-        choose(one) for choose, one in zip((min, max), zip(*both, strict=True), strict=True)
-    )
+    low, high = bound_share(right)
     return f"{sum(flat) / len(flat):.2f} ({low:.2f} to {high:.2f})"
 
 

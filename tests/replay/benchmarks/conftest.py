@@ -6,7 +6,7 @@ import pytest
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from tests.replay.benchmarks.miniature import WRITERS, write_clips
+from tests.replay.benchmarks.miniature import VIDEOS, write_clips, write_dataset
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +14,8 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one for each data set."""
     clips = write_clips(tmp_path_factory.mktemp("clips"))
     root = tmp_path_factory.mktemp("data")
-    for name, write in WRITERS.items():
-        write(root / name, clips)
+    for name in VIDEOS:
+        write_dataset(name, root / name, clips)
     return root
 
 

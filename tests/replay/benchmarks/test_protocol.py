@@ -22,7 +22,7 @@ from protokv.replay.report import summarise_answers
 from protokv.replay.rows import AnswerRow, AnswerRowFile
 from protokv.replay.runner import ReplayProgress, TrialSetup
 from protokv.replay.streams import ReplayStream
-from tests.replay.benchmarks.miniature import NAMES, WRITERS
+from tests.replay.benchmarks.miniature import NAMES, VIDEOS
 
 
 class Played(NamedTuple):
@@ -67,7 +67,7 @@ def play(name: str, root: Path, backbone: Backbone, path: Path, subtitles: str =
     return Played(rows, [event for event in events if isinstance(event, ReplayProgress)])
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", VIDEOS)
 def test_a_data_set_is_watched_once_answered_scored_and_reported(
     name: str, played: Callable[[str], Played]
 ) -> None:
