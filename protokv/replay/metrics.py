@@ -41,15 +41,12 @@ def score_majority(rows: Iterable[AnswerRow]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyDifference:
-    """Accuracy of one memory less that of another, with its 95 % interval; `n` questions about
-    `videos` videos.
-    """
+    """Accuracy of one memory less that of another, with its 95 % interval, of `n` questions."""
 
     share: float
     low: float
     high: float
     n: int
-    videos: int
 
 
 def bootstrap(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
@@ -105,7 +102,7 @@ def compare_paired(
     half = max(_Z * float(np.std(flat)) / math.sqrt(len(flat)), 3 / len(flat))
     low = max(-1.0, min(low, share - half))
     high = min(1.0, max(high, share + half))
-    return AccuracyDifference(share, low, high, len(flat), len(scores))
+    return AccuracyDifference(share, low, high, len(flat))
 
 
 @lru_cache(maxsize=8)

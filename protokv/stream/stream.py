@@ -98,8 +98,6 @@ class Stream:
 
     def settle(self, config: MemoryConfig) -> None:
         """Begin under other settings: the memory, which has seen no step yet, is made anew."""
-        if config == self.config:
-            return
         del self.memory  # both at once take twice the bytes
         try:
             self.memory = self._make_memory(config)
@@ -233,6 +231,4 @@ class Stream:
         return stream
 
     def _take_recent(self, tensors: Tensors) -> None:
-        """Take the steps that are read again from a state."""
-        if tensors:
-            raise StateCorrupt("the state has recent steps, which this stream does not keep")
+        """Take the steps that are read again from a state; a stream without frames keeps none."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,30 +12,22 @@ from protokv.replay.report import summarise_answers
 from tests.replay.rows import example_rows
 
 
-@pytest.mark.parametrize(
-    ("delays", "wide"), [((0.0, 30.0, 120.0), False), ((0.0, 5.0, 3600.0), True)], ids=str
-)
-def test_a_figure_has_one_panel_with_a_curve_for_each_memory_and_budget_over_true_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delays: tuple[float, ...], wide: bool
+@pytest.mark.parametrize(("longest", "scale"), [(120.0, "linear"), (3600.0, "symlog")])
+def test_a_figure_has_a_curve_for_each_memory_and_budget_over_true_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: float, scale: str
 ) -> None:
-    figures = pytest.importorskip("matplotlib.figure")
-    made = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda self, path, **_: made.append(self))
-    other = dict(zip((0.0, 30.0, 120.0), delays, strict=True))
-    rows = [replace(row, delay_s=other[row.delay_s]) for row in example_rows()]
-    rows += [replace(row, budget=16) for row in rows if row.memory != "full"]
-    report = summarise_answers(rows, lambda kind, _: kind)
-    save_report_figure(report, tmp_path / "x.png")
-    ((axis,),) = (figure.axes for figure in made)
-    assert axis.get_xscale() == ("symlog" if wide else "linear")
-    assert list(axis.get_xticks()) == list(delays)
-    assert [bars.get_label() for bars in axis.containers] == [
-        "full",
-        "window, 64 tokens",
-        "window, 16 tokens",
-    ]
-    assert all(list(bars.lines[0].get_xdata()) == list(delays) for bars in axis.containers)
-    assert [line for line in axis.get_lines() if line.get_label() == "without watching"]
+    made: list[Any] = []
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(figure, "savefig", lambda self, path, **_: made.append(self))
+    delays = {0.0: 0.0, 30.0: 30.0, 120.0: longest}
+    rows = [replace(row, delay_s=delays[row.delay_s]) for row in example_rows()]
+    rows += [replace(row, budget=16) for row in rows if row.memory == "window"]
+    save_report_figure(summarise_answers(rows), tmp_path / "x.png")
+    ((axis,),) = (one.axes for one in made)
+    assert axis.get_xscale() == scale
+    curves = {bars.get_label(): list(bars.lines[0].get_xdata()) for bars in axis.containers}
+    memories = ("full", "window, 64 tokens", "window, 16 tokens")
+    assert curves == {name: [*delays.values()] for name in memories}
 
 
 @pytest.mark.parametrize(

@@ -30,38 +30,14 @@ def write(path: Path, *rows: object) -> Path:
 
 
 def test_evidence_comes_before_the_query_time_as_reference(tmp_path: Path) -> None:
-    seen = {
-        "question": "Who?",
-        "answer": "Ann",
-        "type": "EPM",
-        "evidence_s": 4,
-        "ask_s": 60,
-        "video": "a.mp4",
-    }
-    asked = {
-        "question": "What?",
-        "answer": "tea",
-        "type": "ASI",
-        "ask_s": 33.5,
-        "id": 7,
-        "lasts": False,
-    }
+    seen = ASKED | {"type": "EPM", "evidence_s": 4, "video": "a.mp4"}
+    asked = ASKED | {"id": 7, "lasts": False}
     (video, first), (none, second) = load_questions(
         write(tmp_path / "q.jsonl", f"\ufeff{json.dumps(seen)}", "", asked)
     )
-    assert (video, first.reference, first.reference_s, first.retrospective) == (
-        "a.mp4",
-        "evidence",
-        4.0,
-        True,
-    )
-    assert (none, second.reference, second.reference_s, second.retrospective) == (
-        None,
-        "query",
-        33.5,
-        False,
-    )
-    assert (first.type, second.id) == ("EPM", "7")
+    assert (video, none) == ("a.mp4", None)
+    assert first == ReplayQuestion("1", "Who?", "Ann", "EPM", 4.0, "evidence")
+    assert second == ReplayQuestion("7", "Who?", "Ann", "", 1.0, "query", retrospective=False)
 
 
 @pytest.mark.parametrize(
@@ -123,37 +99,27 @@ def question(number: int, t0: float, kind: str = "colour") -> ReplayQuestion:
     )
 
 
-QUESTIONS = [
-    question(0, 10.0),
-    question(1, 55.0),
-    question(2, 95.0),
-    question(3, 5.0, "count"),
-    question(4, 200.0),
-]
-
-
 def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_is_not_wanted() -> (
     None
 ):
-    plan = plan_asks(QUESTIONS, [0, 30, 60], 120.0)
-    assert [(ask.question.id, ask.delay_s, ask.at_s) for ask in plan.asks] == [
-        ("0", 0, 10.0),
-        ("0", 30, 40.0),
-        ("1", 0, 55.0),
-        ("0", 60, 70.0),
-        ("1", 30, 85.0),
-        ("1", 60, 115.0),
+    times = enumerate((10.0, 55.0, 95.0, 200.0))
+    questions = [*(question(i, t0) for i, t0 in times), question(4, 5.0, "count")]
+    plan = plan_asks(questions, [0, 30, 60], 120.0)
+    assert [(ask.question.id, ask.at_s) for ask in plan.asks] == [
+        ("0", 10.0),
+        ("0", 40.0),
+        ("1", 55.0),
+        ("0", 70.0),
+        ("1", 85.0),
+        ("1", 115.0),
     ]
     beyond = "beyond the end of the stream"
-    assert plan.dropped == {
-        "type count, whose answers change with time": 1,
-        f"{beyond} at some delay": 1,
-        beyond: 1,
-    }
-    plan = plan_asks(QUESTIONS, [0, 30, 60], 120.0, intersection=False)
+    changing = "type count, whose answers change with time"
+    assert plan.dropped == {changing: 1, f"{beyond} at some delay": 1, beyond: 1}
+    plan = plan_asks(questions, [0, 30, 60], 120.0, intersection=False)
     assert {ask.delay_s for ask in plan.asks if ask.question.id == "2"} == {0}
     with pytest.raises(ConfigError, match="no delay"):
-        plan_asks(QUESTIONS, [], 120.0)
+        plan_asks(questions, [], 120.0)
 
 
 @pytest.mark.parametrize(

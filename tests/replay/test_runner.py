@@ -1,24 +1,21 @@
 """A pass over one stream gives the answers of single sessions; it can be stopped."""
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.parts import PositionedStep
 from protokv.errors import ConfigError
 from protokv.memories import MemoryConfig
 from protokv.replay.memories import MemoryVariant
-from protokv.replay.plan import make_replay_plan, run_replay_plan
+from protokv.replay.plan import ReplayPlan, make_replay_plan, run_replay_plan
 from protokv.replay.questions import plan_asks
 from protokv.replay.rows import AnswerRow, AnswerRowFile
-from protokv.replay.runner import ReplayProgress, TrialSetup, replay_stream
+from protokv.replay.runner import TrialSetup, replay_stream
 from protokv.stream.session import Session
+from protokv.video.source import ShouldStop, never_stop
 from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [
@@ -66,50 +63,27 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(
         assert not left
 
 
-def test_stopping_keeps_what_is_done_and_each_memory_takes_every_step(
-    tiny: Backbone, stream: WorldStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def run(
+    plan: ReplayPlan, backbone: Backbone, path: Path, should_stop: ShouldStop = never_stop
+) -> dict[str, str]:
+    """Run what is left; return key -> prediction of the new rows."""
+    events = run_replay_plan(plan, backbone, AnswerRowFile(path), should_stop=should_stop)
+    return {event.key: event.prediction for event in events if isinstance(event, AnswerRow)}
+
+
+def test_stopping_keeps_what_is_done_and_the_rest_is_asked_later(
+    tiny: Backbone, stream: WorldStream, tmp_path: Path
 ) -> None:
     plan = make_replay_plan(
         [stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)
     )
     path = tmp_path / "parts"
-    taken = Counter[str]()
-    commit = Session.commit
-
-    def counted(session: Session, steps: Sequence[PositionedStep], *forwarded: Any) -> None:
-        taken[session.config.name] += len(steps)
-        commit(session, steps, *forwarded)
-
-    monkeypatch.setattr(Session, "commit", counted)
-    events = list(run_replay_plan(plan, tiny, AnswerRowFile(tmp_path / "whole")))
-    steps = sum(isinstance(event, ReplayProgress) for event in events)
-    assert taken == dict.fromkeys(("last-frames", "durable", "sliding-window"), steps)
-    whole = AnswerRowFile(tmp_path / "whole").rows
+    whole = run(plan, tiny, tmp_path / "whole")
     stops = iter([False] * 20)
-    assert (
-        len(
-            list(
-                run_replay_plan(
-                    plan, tiny, AnswerRowFile(path), should_stop=lambda: next(stops, True)
-                )
-            )
-        )
-        > 20
-    )
-    done = set(AnswerRowFile(path).rows)
-    assert (plan.cost()["answers"], plan.cost(done)["answers"]) == (
-        len(whole),
-        len(whole) - len(done),
-    )
-    rest = {
-        event.key
-        for event in run_replay_plan(plan, tiny, AnswerRowFile(path))
-        if isinstance(event, AnswerRow)
-    }
-    assert whole.keys() > done > set()
-    assert rest == whole.keys() - done
-    assert all(
-        row.prediction == whole[key].prediction for key, row in AnswerRowFile(path).rows.items()
-    )
+    done = run(plan, tiny, path, lambda: next(stops, True))
+    assert whole.items() > done.items() > set()
+    assert plan.cost()["answers"] == len(whole)
+    assert plan.cost(done)["answers"] == len(whole) - len(done)
+    assert run(plan, tiny, path) == {key: whole[key] for key in whole.keys() - done.keys()}
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
         make_replay_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, TrialSetup.of(tiny))

@@ -1,6 +1,6 @@
 """Find and read files below the folder of a data set.
 
-Annotations are JSON, JSON lines or Parquet (the extra `benchmarks`). A path in annotations is not
+Annotations are JSON or Parquet (the extra `benchmarks`). A path in annotations is not
 trusted: the file is the one below the folder with the longest equal ending.
 """
 
@@ -103,7 +103,7 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
 
 
 def read_annotations(path: Path) -> Iterator[AnnotationRecord]:
-    """Yield the objects of a JSON list, JSON lines, or a Parquet table. ConfigError: the file holds
+    """Yield the objects of a JSON list or a Parquet table. ConfigError: the file holds
     something else.
     """
     try:
@@ -111,12 +111,6 @@ def read_annotations(path: Path) -> Iterator[AnnotationRecord]:
             import pyarrow.parquet as parquet
 
             rows: Any = parquet.read_table(path).to_pylist()
-        elif path.suffix == ".jsonl":
-            rows = [
-                json.loads(line)
-                for line in path.read_text(encoding="utf-8").splitlines()
-                if line.strip()
-            ]
         else:
             rows = json.loads(path.read_text(encoding="utf-8"))
     except ImportError as error:
