@@ -16,7 +16,6 @@ import os
 import re
 import select
 import socket
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,6 @@ import av
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.texts import Keywords
 from protokv.video import address
-from protokv.video.boxes import check_declared_samples
 from protokv.video.source import ShouldStop, never_stop
 
 # The demultiplexers that files may be read with, by content. None makes pictures of text or opens
@@ -182,9 +180,6 @@ def open_container(
         if kind == "file" and os.name == "posix":
             # FFmpeg duplicates it
             number = os.open(text, os.O_RDONLY | os.O_NONBLOCK)
-            with suppress(OSError, zlib.error), os.fdopen(number, "rb", closefd=False) as file:
-                check_declared_samples(file, text)
-            os.lseek(number, 0, os.SEEK_SET)
             where = "fd:"
             options |= {"protocol_whitelist": "fd", "fd": str(number)}
         elif kind == "file":
@@ -195,8 +190,6 @@ def open_container(
             where, how["timeout"] = _name_device(text, kind), (timeout_s, timeout_s)
             options = _choose_options(kind, max_pixels, timeout_s, extra or {})
         return av.open(where, "r", format=form, options=options, **how)
-    except SourceUnreadable:
-        raise
     except Exception as error:  # PyAV raises more than its own errors on a damaged file
         # The cause names the address with its secrets.
         raise _refuse(_tell_unknown_host(error, text), kind, text, timeout_s, pipe) from (

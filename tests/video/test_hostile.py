@@ -4,7 +4,6 @@ in mid-file.
 
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
-from tests.conftest import widen
 from tests.video.conftest import Clip, MakeClip, number_in, write
 
 ROOT = Path(__file__).parents[2]
@@ -107,67 +105,23 @@ def declare_samples(path: Path, form: str) -> None:
     """Write an MP4 that declares thousands of millions of samples."""
     mux = {"movflags": "frag_keyframe+empty_moov"} if form == "fragments" else {}
     data = bytearray(write(Clip([0, 40, 80], mux=mux), path).read_bytes())
-    many = (2_000_000_000).to_bytes(4, "big")
-    if form == "fragments":
-        at = data.index(b"trun") - 4
-        size = int.from_bytes(data[at : at + 4], "big")
-        small = (16).to_bytes(4, "big") + b"trun" + bytes(4) + many
-        data[at : at + size] = small + (size - 16).to_bytes(4, "big") + b"free" + bytes(size - 24)
-        path.write_bytes(data)
-        return
-    at = data.index(b"stsz")
-    data[at + 8 : at + 16] = (1).to_bytes(4, "big") + many
-    at = data.index(b"stts")
-    data[at + 12 : at + 16] = many
-    at = data.index(b"stsc")
-    data[at + 16 : at + 20] = many
-    if form == "compressed":
-        # QuickTime's header under zlib, behind the pictures
-        start = data.index(b"moov") - 4
-        moov = bytes(data[start:])
-        packed = zlib.compress(moov)
-        dcom = (12).to_bytes(4, "big") + b"dcomzlib"
-        cmvd = (12 + len(packed)).to_bytes(4, "big") + b"cmvd" + len(moov).to_bytes(4, "big")
-        cmov = dcom + cmvd + packed
-        data[start:] = (
-            (len(cmov) + 16).to_bytes(4, "big")
-            + b"moov"
-            + (len(cmov) + 8).to_bytes(4, "big")
-            + b"cmov"
-            + cmov
-        )
-    elif form == "wide":
-        # A box whose length has 64 bits
-        start = data.index(b"moov") - 4
-        length = len(data) - start + 8
-        data[start : start + 8] = (1).to_bytes(4, "big") + b"moov" + length.to_bytes(8, "big")
-    elif form == "two tracks":
-        start = data.index(b"trak") - 4
-        trak = data[start : start + int.from_bytes(data[start : start + 4], "big")]
-        at = data.index(b"moov") - 4
-        size = int.from_bytes(data[at : at + 4], "big") + len(trak)
-        data[at : at + 4] = size.to_bytes(4, "big")
-        data[start:start] = trak
+    counts = {"trun": 8} if form == "fragments" else {"stsz": 12, "stts": 12, "stsc": 16}
+    for box, after in counts.items():
+        at = data.index(box.encode()) + after
+        data[at : at + 4] = (2_000_000_000).to_bytes(4, "big")
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "form",
-    widen(["plain", "wide", "compressed", "two tracks", "fragments"], ["plain", "fragments"]),
-)
+@pytest.mark.parametrize("form", ["plain", "fragments"])
+@pytest.mark.parametrize("piped", [False, True])
 def test_an_mp4_that_declares_more_samples_than_it_can_hold_takes_no_memory(
-    form: str, tmp_path: Path
+    piped: bool, form: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("resource")
-    path = tmp_path / "x.mp4"
-    declare_samples(path, form)
-    printed, grown_mib = read_apart(path)
-    assert "declares" in printed
-    assert grown_mib < 50
-    # Nothing looks ahead in a pipe; FFmpeg's own blocks are bounded.
-    printed, grown_mib = read_apart(path, piped=True)
+    declare_samples(tmp_path / "x.mp4", form)
+    printed, grown_mib = read_apart(tmp_path / "x.mp4", piped=piped)
     assert not printed.isdecimal()
-    assert grown_mib < 700
+    assert grown_mib < 50
 
 
 def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path: Path) -> None:
