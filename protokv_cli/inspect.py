@@ -4,6 +4,7 @@ Needs no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -143,7 +144,7 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     from protokv.words.find import name_subtitles, read_recorded_subtitles
 
     reader = open_commit_at(out, state, flags.at, flags.verify)
-    lines = [one.spoken() for one in reader.transcript.lines]
+    lines = reader.transcript.between(0.0, math.inf)
     record = read_recorded_subtitles(reader.state.source)
     show_commit_note(out, reader, reader.state.clock.stream_time_s)
     if lost := record.get("lost"):

@@ -187,7 +187,7 @@ def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models)
     frames = [random_frames(index, backbone.frames_per_step) for index in range(4)]
 
     def read(_: Callable[[], bool]) -> Iterator[VideoStep]:
-        return (VideoStep(index, float(index), one, ()) for index, one in enumerate(frames))
+        return (VideoStep(float(index), one, ()) for index, one in enumerate(frames))
 
     with fake_cuda() as waits:
         ready = [step.prepared for step in prefetch_steps(read, backbone, StopRequest(never_stop))]

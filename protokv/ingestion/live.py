@@ -27,12 +27,7 @@ from protokv.errors import (
     SourceUnreadable,
 )
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
-from protokv.ingestion.mailbox import (
-    LiveConnection,
-    LiveConnectionEnd,
-    LiveQueue,
-    LiveSilence,
-)
+from protokv.ingestion.mailbox import LiveConnection, LiveConnectionEnd, LiveQueue
 from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import StreamSegment, WallClockLog
@@ -198,7 +193,7 @@ class LiveSource(Source):
                 yield from self._lose(item, start_s + item.stream_s)
                 if item.ended:
                     return
-            elif item is None:
+            else:
                 if feed.is_stuck:
                     yield from self._lose(
                         LiveConnectionEnd(feed.end_s, _STUCK), start_s + feed.end_s
@@ -209,9 +204,6 @@ class LiveSource(Source):
                     dropped = log.frames_dropped
                     damaged = log.frames_damaged
                 yield None
-            else:
-                log.begin_gap(start_s + item.from_s, "no frames came")
-                log.end_gap(start_s + item.to_s)
 
     def _anchor(self, stream_s: float, real_s: float) -> None:
         if self.log.add_anchor(stream_s, real_s) or self._ahead_s is None:
@@ -274,10 +266,8 @@ class _Feed:
         self._clock = source.clock
         self._fps = fps
         self._n = frames_per_step
-        # The step that has begun, how many were made, and the first slot that none of them reaches;
-        # a slot is 1 / fps.
+        # The step that has begun, and the first slot that no step reaches; a slot is 1 / fps.
         self._group: list[SampledFrame] = []
-        self._made = 0
         self._next_slot = math.ceil(from_s * fps - 1e-6)
         # Whether the source gave frames, to this run or to an earlier one.
         self._ever = from_s > 0
@@ -381,9 +371,7 @@ class _Feed:
                         self.mailbox.put(LiveConnection(source.info, offset_s, self._source.now()))
                     slot = math.floor((offset_s + frame.time_s) * fps + 1e-6)
                     if frames and slot - self._next_slot > STREAM_GAP_S * fps:
-                        gap = LiveSilence(self._next_slot / fps, slot / fps)
                         self._end_step()
-                        self.mailbox.put(gap)
                     if slot < self._next_slot:
                         continue
                     frames += 1
@@ -412,9 +400,8 @@ class _Feed:
         one.
         """
         if self._group:
-            step = make_video_step(self._made, self._group, self._n)
+            step = make_video_step(self._group, self._n)
             self._group = []
-            self._made += 1
             self._next_slot = max(self._next_slot, round(step.time_s * self._fps) + self._n)
             self.mailbox.put(step)
 

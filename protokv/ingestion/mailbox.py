@@ -21,13 +21,6 @@ class LiveConnection(NamedTuple):
     real_s: float
 
 
-class LiveSilence(NamedTuple):
-    """No frames came for so long that it is a gap, although the connection held."""
-
-    from_s: float
-    to_s: float
-
-
 class LiveConnectionEnd(NamedTuple):
     """The source gives no more: its last interval ended at `stream_s`. It is tried again unless it
     `ended`.
@@ -39,7 +32,7 @@ class LiveConnectionEnd(NamedTuple):
     error: ProtoKVError | None = None
 
 
-FeedItem = VideoStep | LiveConnection | LiveSilence | LiveConnectionEnd
+FeedItem = VideoStep | LiveConnection | LiveConnectionEnd
 
 
 class LiveQueue:

@@ -59,6 +59,19 @@ class StopRequest:
         return self.decided
 
 
+def prepare_step(
+    step: VideoStep,
+    backbone: Backbone,
+    shrink: Callable[[Image], Image] | None,
+    timings: Timings | None,
+) -> PrefetchedStep:
+    """Prepare the pictures of a step, and make its small one by `shrink`; None: it has none."""
+    with time_stage(timings, "preprocess"):
+        prepared = backbone.prepare(step.images).ready_for(backbone.device)
+        thumbnail = None if shrink is None else shrink(step.images[0])
+    return PrefetchedStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark)
+
+
 def prefetch_steps(
     open_steps: Callable[[ShouldStop], Iterator[VideoStep]],
     backbone: Backbone,
@@ -88,14 +101,7 @@ def prefetch_steps(
 
     def prepare(reading: Future[VideoStep | None]) -> PrefetchedStep | None:
         step = reading.result()
-        if step is None:
-            return None
-        with time_stage(timings, "preprocess"):
-            prepared = backbone.prepare(step.images).ready_for(backbone.device)
-            thumbnail = None if shrink is None else shrink(step.images[0])
-        return PrefetchedStep(
-            step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark
-        )
+        return None if step is None else prepare_step(step, backbone, shrink, timings)
 
     steps = open_steps(unwanted)
     reader, preparer = (

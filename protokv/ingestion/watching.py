@@ -25,6 +25,7 @@ from protokv.ingestion.prefetch import (
     PrefetchedStep,
     StopRequest,
     prefetch_steps,
+    prepare_step,
 )
 from protokv.state.reader import StateReader
 from protokv.state.sources import StandingAnswer, StreamSegment, clip_source_end
@@ -88,6 +89,7 @@ class IngestRun:
         session.timings = timings
         self._asker = StandingAsker(session, options.ask, start.answers, source, segment)
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
+        self._shrink = None if self._thumbnails is None else make_thumbnail
         self._subtitles = start.subtitles
         self._loss_reported = False
         self._noted: set[str] = set()
@@ -168,14 +170,12 @@ class IngestRun:
             )
 
     def _read_file(self, stop: StopRequest) -> Generator[PrefetchedStep, None, None]:
-        pictures = make_thumbnail if self._thumbnails else None
-        depth = max(PREFETCH_DEPTH, self._chunk)
         return prefetch_steps(
             self._open_steps,
             self._session.backbone,
             stop,
-            depth=depth,
-            shrink=pictures,
+            depth=max(PREFETCH_DEPTH, self._chunk),
+            shrink=self._shrink,
             timings=self._timings,
         )
 
@@ -193,12 +193,7 @@ class IngestRun:
             self._poll_s,
         ):
             if isinstance(item, VideoStep):
-                thumbnail = None if self._thumbnails is None else make_thumbnail(item.images[0])
-                with time_stage(self._timings, "preprocess"):
-                    prepared = backbone.prepare(item.images)
-                yield PrefetchedStep(
-                    item.time_s, prepared, thumbnail, item.decoders, item.damage, item.mark
-                )
+                yield prepare_step(item, backbone, self._shrink, self._timings)
             else:
                 yield item
 

@@ -34,30 +34,16 @@ _PIXELS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", 
 
 
 class DecordSource(AVSource):
-    """Read one file with decord, and with PyAV where decord cannot. See `Source` for the contract.
+    """Read one file with decord, and with PyAV where decord is not known to read exactly. See
+    `Source` for the contract.
 
-    Raises SourceUnreadable for a file that decord is not known to read exactly, or if decord cannot
-    be loaded.
+    Raises SourceUnreadable if decord cannot be loaded.
     """
 
     decoder = "decord"
 
     def __init__(self, path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
         super().__init__(path, max_pixels)
-        info = self.info
-        known = (
-            info.container in ("mov", "matroska")
-            and info.codec in _CODECS
-            and info.pixel_format in _PIXELS
-        )
-        if not (known and self.plain and Path(path).suffix.lower() in VIDEO_SUFFIXES) or self.notes:
-            raise SourceUnreadable(
-                f"decord cannot read {info.name}: it is known to read only one plain, progressive "
-                "track of 8 bits in "
-                f"MP4 and Matroska exactly, and this is {info.codec} as {info.pixel_format} in "
-                f"{info.container}",
-                hint="use the decoder pyav",
-            )
         # decord must be imported after torch: the other order crashes (dmlc/decord#293, #263).
         import torch  # noqa: F401
 
@@ -72,9 +58,18 @@ class DecordSource(AVSource):
             ) from error
         decord.logging.set_level(decord.logging.QUIET)
         self._decord = decord
+        info = self.info
+        self._known = (
+            info.container in ("mov", "matroska")
+            and info.codec in _CODECS
+            and info.pixel_format in _PIXELS
+            and Path(path).suffix.lower() in VIDEO_SUFFIXES
+            and self.plain
+            and not self.notes
+        )
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
-        listed = self._list_frames()
+        listed = self._list_frames() if self._known else []
         number = max(0, sum(time_s <= wanted.start_s for time_s, _ in listed) - 1)
         from_s = wanted.start_s
         for image in chain.from_iterable(self._chunks(number, len(listed))):

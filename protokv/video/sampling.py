@@ -37,7 +37,6 @@ class SampledFrame(NamedTuple):
 class VideoStep:
     """The frames that a model is fed with at once."""
 
-    index: int  # from 0 at the start of the source
     time_s: float  # the sampling time of the first image
     images: Image  # uint8 [F, h, w, 3]
     decoders: tuple[str, ...]  # decoder of each image
@@ -76,26 +75,21 @@ def sample_frames(
         k += 1
 
 
-def group_frames(
-    samples: Iterable[SampledFrame], frames_per_step: int, first_index: int = 0
-) -> Iterator[VideoStep]:
+def group_frames(samples: Iterable[SampledFrame], frames_per_step: int) -> Iterator[VideoStep]:
     """Group samples into steps of `frames_per_step`; a short last one repeats its last, as in
     Qwen's processor.
     """
     samples = iter(samples)
     while group := list(islice(samples, frames_per_step)):
-        yield make_video_step(first_index, group, frames_per_step)
-        first_index += 1
+        yield make_video_step(group, frames_per_step)
 
 
-def make_video_step(index: int, group: list[SampledFrame], frames_per_step: int) -> VideoStep:
+def make_video_step(group: list[SampledFrame], frames_per_step: int) -> VideoStep:
     """Make a step of one to `frames_per_step` samples; a short one repeats its last image."""
     images = [one.image for one in group]
     images += [images[-1]] * (frames_per_step - len(images))
     decoders = tuple(one.decoder for one in group)
-    return VideoStep(
-        index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image)
-    )
+    return VideoStep(group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image))
 
 
 def read_steps(
@@ -133,7 +127,7 @@ def read_steps(
         before = next(samples, None)
         if before is None or _mark(before.image) != mark:
             samples = read(start_s, True)
-    for step in group_frames(samples, frames_per_step, first_index):
+    for step in group_frames(samples, frames_per_step):
         # The frames of the last one may have ended because somebody asked.
         if should_stop():
             return

@@ -45,7 +45,9 @@ _CODE_PAGES = [
 ]
 _WESTERN = "àáâãäåæçèéêëìíîïñòóôõöøœùúûüÿ"
 _WESTERN += _WESTERN.upper() + "ß¿¡«»\u2018\u2019\u201c\u201d\u2013\u2014…°€£\xa0"
+# Hungarian in cp1250, read as cp1252
 _HUNGARIAN = set("áéíóöõúüûÁÉÍÓÖÕÚÜÛ")
+_HUNGARIAN_ALONE = set("õûÕÛ")
 
 
 def read_subtitles(path: Path) -> SubtitleLines:
@@ -89,33 +91,29 @@ def read_subtitles(path: Path) -> SubtitleLines:
 def _decode_text(data: bytes) -> tuple[str, str]:
     """Return text, and a note on its encoding if that is not certain.
 
-    Text that is UTF-8 for the most part is that, and what is bad in it becomes U+FFFD. Many bytes
-    of UTF-16 are 0, and all in one half of the pairs. Everything else is guessed: the Western code
-    page, which is often taken for others, or what fits best.
+    Text that is UTF-8 for the most part is that, and what is bad in it becomes U+FFFD. Everything
+    else is guessed: the Western code page, which is often taken for others, or what fits best.
     """
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return data.decode("utf-16", "replace"), ""
     text = data.decode("utf-8-sig", "replace")
     beyond = [one for one in text if one > "\x7f"]
     bad = 0 if "\ufffd" in data.decode("utf-8", "ignore") else beyond.count("\ufffd")
-    zeros = {"utf-16-le": data[1::2].count(0), "utf-16-be": data[::2].count(0)}
-    encoding, n_zeros = max(zeros.items(), key=lambda one: one[1])
-    if n_zeros <= len(data) // 8 or min(zeros.values()) >= n_zeros // 8:
-        if 2 * bad <= len(beyond):
-            return text, f"UTF-8 but for {format_count(bad, 'character')}" if bad else ""
-        western = data.decode("cp1252", "replace")
-        signs = {one for one in western if one > "\x7f"}
-        share = sum(one > "\x7f" for one in western) / max(1, sum(map(str.isalpha, western)))
-        encoding = "cp1252"
-        if (
-            not signs <= set(_WESTERN)
-            or share >= 1 / 3
-            or (signs <= _HUNGARIAN and signs & set("õûÕÛ"))
-        ):
-            import charset_normalizer
+    if 2 * bad <= len(beyond):
+        return text, f"UTF-8 but for {format_count(bad, 'character')}" if bad else ""
+    western = data.decode("cp1252", "replace")
+    signs = {one for one in western if one > "\x7f"}
+    share = sum(one > "\x7f" for one in western) / max(1, sum(map(str.isalpha, western)))
+    encoding = "cp1252"
+    if (
+        not signs <= set(_WESTERN)
+        or share >= 1 / 3
+        or (signs <= _HUNGARIAN and signs & _HUNGARIAN_ALONE)
+    ):
+        import charset_normalizer
 
-            best = charset_normalizer.from_bytes(data, cp_isolation=_CODE_PAGES).best()
-            encoding = encoding if best is None else best.encoding
+        best = charset_normalizer.from_bytes(data, cp_isolation=_CODE_PAGES).best()
+        encoding = encoding if best is None else best.encoding
     return data.decode(encoding, "replace"), f"read as {encoding}, which is a guess"
 
 

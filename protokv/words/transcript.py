@@ -30,7 +30,7 @@ _NAME = "transcript.lines"
 
 class _TranscriptLine(NamedTuple):
     """What was said in a step: its index, its stream time in seconds, the position of its last
-    token, and the text; and from when to when it was said, if that is known.
+    token, the text, and from when to when it was said.
     """
 
     step: int
@@ -38,14 +38,8 @@ class _TranscriptLine(NamedTuple):
     end_s: float
     position: int
     text: str
-    said_from_s: float | None = None
-    said_to_s: float | None = None
-
-    def spoken(self) -> Utterance:
-        """Return the line as an utterance, at its own times or at the times of its step."""
-        start_s = self.start_s if self.said_from_s is None else self.said_from_s
-        end_s = self.end_s if self.said_to_s is None else self.said_to_s
-        return Utterance(start_s, end_s, self.text, self.step)
+    said_from_s: float
+    said_to_s: float
 
 
 class Transcript(TranscriptAttachment):
@@ -93,23 +87,25 @@ class Transcript(TranscriptAttachment):
         clock = step.clock
         text = _make_printable(step.tokens.words_text)
         text = text.encode()[:MOST_TRANSCRIPT_LINE_BYTES].decode(errors="ignore")
-        start_s = max(0.0, clock.stream_time_s - clock.step_seconds)
-        line = _TranscriptLine(
-            clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text
-        )
+        end_s = clock.stream_time_s
+        start_s = max(0.0, end_s - clock.step_seconds)
         said = step.tokens.words_text
+        times_s = (start_s, end_s)
         if isinstance(said, SpokenText):
             from_s = max(0.0, start_s + said.start_s)
-            line = line._replace(said_from_s=from_s, said_to_s=max(from_s, start_s + said.end_s))
+            times_s = (from_s, max(from_s, start_s + said.end_s))
+        line = _TranscriptLine(
+            clock.steps - 1, start_s, end_s, clock.next_position - 1, text, *times_s
+        )
         self.lines.append(line)
-        self._bytes += len(_encode(self.lines[-1]))
+        self._bytes += len(_encode(line))
         while self._bytes > MOST_TRANSCRIPT_BYTES:
             self._bytes -= len(_encode(self.lines.pop(0)))
 
     def between(self, start_s: float, end_s: float) -> list[Utterance]:
         """Return what was said in the steps that touch a span of stream time, at its own times."""
         found = (line for line in self.lines if line.start_s < end_s and line.end_s > start_s)
-        return [line.spoken() for line in found]
+        return [Utterance(line.said_from_s, line.said_to_s, line.text, line.step) for line in found]
 
     def words_end(self, clock: StreamClock) -> StreamClock | None:
         """Return where the stream of this clock stood after its last line; None: it has no line."""
@@ -165,8 +161,7 @@ def check_memory_takes_words(backbone: Any, config: Any) -> None:
 
 
 def _encode(line: _TranscriptLine) -> bytes:
-    known = line if line.said_from_s is not None else line[:-2]
-    return msgspec.json.encode(known) + b"\n"
+    return msgspec.json.encode(line) + b"\n"
 
 
 def _make_printable(text: str) -> str:

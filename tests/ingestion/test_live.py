@@ -166,16 +166,16 @@ def test_an_attempt_that_takes_longer_than_the_pause_is_followed_by_the_next_at_
             (5.0, 26.0, "no frame for 20 s"),
             [*range(1, 6), *range(27, 32)],
         ),
-        # Five steps and a half one, which is filled; then what comes behind the gap.
+        # Five steps and a half one, which is filled; then what comes behind the silence.
         (
             [[55, ("quiet", 12.0), 50]],
-            (5.5, 17.5, "no frames came"),
+            (22.5, None, "the source ended"),
             [*range(1, 7), *(18.5 + i for i in range(5))],
         ),
     ],
-    ids=["lost", "a gap"],
+    ids=["lost", "a pause"],
 )
-def test_a_silence_is_a_gap_without_repeated_frames(
+def test_a_silence_repeats_no_frames_and_a_long_one_is_a_gap(
     script: Any, gap: Any, times: Any, path: Path
 ) -> None:
     events = run(World(*script), path, stall_s=20.0)
@@ -328,7 +328,7 @@ def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Pa
 
 
 def step(index: int) -> VideoStep:
-    return VideoStep(index, float(index), np.zeros((2, 1, 1, 3), np.uint8), ("none", "none"))
+    return VideoStep(float(index), np.zeros((2, 1, 1, 3), np.uint8), ("none", "none"))
 
 
 @given(st.lists(st.sampled_from(["step", "news", "take"]), max_size=60), st.integers(1, 5))

@@ -37,9 +37,7 @@ class Reading:
             while self.given < self.n and not unwanted():
                 index = self.given
                 self.given += 1
-                yield VideoStep(
-                    index, index / 2, random_frames(index), ("none", "none"), mark=index
-                )
+                yield VideoStep(index / 2, random_frames(index), ("none", "none"), mark=index)
             if self.error is not None:
                 raise self.error
         finally:

@@ -127,7 +127,7 @@ def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
 def test_a_transcript_of_any_length_is_bounded(
     monkeypatch: pytest.MonkeyPatch, tiny: Backbone
 ) -> None:
-    monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", 80)
+    monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", 90)
     session = watch(start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
     assert [line.step for line in lines_of(session)] == [5, 7]
     monkeypatch.setattr(
@@ -136,12 +136,20 @@ def test_a_transcript_of_any_length_is_bounded(
     session.watch(random_frames(8), words=["two " * 9999])
     (line,) = lines_of(session)
     assert (line.step, len(line.text)) == (8, transcript.MOST_TRANSCRIPT_LINE_BYTES)
-    forged = torch.frombuffer(bytearray(rb'[0,0.0,1.0,9,"a\u001b[31mb"]'), dtype=torch.uint8)
+    forged = torch.frombuffer(
+        bytearray(rb'[0,0.0,1.0,9,"a\u001b[31mb",0.0,1.0]'), dtype=torch.uint8
+    )
     assert transcript.Transcript.of({"transcript.lines": forged}).lines[0].text == "a [31mb"
 
 
 @pytest.mark.parametrize(
-    "data", [b"\xff" * 9, b"[1,2.0,3.0,4]\n", b'[1,2.0,NaN,4,"x"]\n', b'["1",2.0,3.0,4,"x"]\n']
+    "data",
+    [
+        b"\xff" * 9,
+        b"[1,2.0,3.0,4]\n",
+        b'[1,2.0,NaN,4,"x",2.0,3.0]\n',
+        b'["1",2.0,3.0,4,"x",2.0,3.0]\n',
+    ],
 )
 def test_a_hostile_transcript_is_refused_in_one_line(
     data: bytes, state: Path, tiny: Backbone, tmp_path: Path
