@@ -107,6 +107,30 @@ def write(clip: Clip, path: Path) -> Path:
     return path
 
 
+def join(folder: Path, *clips: Clip) -> Path:
+    """Write the bytes of some clips one behind the other into one file."""
+    data = b"".join(write(clip, folder / "part.ts").read_bytes() for clip in clips)
+    (path := folder / "joined.ts").write_bytes(data)
+    return path
+
+
+def remux(
+    source: Path,
+    target: Path,
+    change: Callable[[int, av.Packet], Iterable[av.Packet]],
+    **options: str,
+) -> Path:
+    """Write a copy with what `change` makes of each packet and its number in decoding order."""
+    with av.open(str(source)) as original, av.open(str(target), "w", options=options) as copy:
+        stream = original.streams.video[0]
+        out = copy.add_stream_from_template(stream)
+        for number, packet in enumerate(one for one in original.demux(stream) if one.size):
+            for one in change(number, packet):
+                one.stream = out
+                copy.mux(one)
+    return target
+
+
 def encode(
     path: Path,
     size: tuple[int, int],

@@ -1,6 +1,5 @@
 """Damaged files: every readable frame is given, every lost one is counted and dated."""
 
-from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -8,22 +7,20 @@ import pytest
 
 from protokv.video import open_source, read_steps
 from protokv.video.registry import Decoder
-from tests.conftest import widen
-from tests.video.conftest import DECODERS, Clip, MakeClip, number_in, write
-from tests.video.test_stream import piped
+from tests.conftest import wide
+from tests.video.conftest import DECODERS, Clip, MakeClip, join, number_in, remux, write
+from tests.video.test_times import read_both
 
 
 def with_rubbish(source: Path, target: Path, number: int) -> Path:
     """Write a copy whose packet `number`, in decoding order, is rubbish."""
-    with av.open(str(source)) as original, av.open(str(target), "w") as copy:
-        stream = original.streams.video[0]
-        out = copy.add_stream_from_template(stream)
-        for i, packet in enumerate(p for p in original.demux(stream) if p.size):
-            if i == number:
-                packet.update(b"\xff" * packet.size)
-            packet.stream = out
-            copy.mux(packet)
-    return target
+
+    def spoil(at: int, packet: av.Packet) -> list[av.Packet]:
+        if at == number:
+            packet.update(b"\xff" * packet.size)
+        return [packet]
+
+    return remux(source, target, spoil)
 
 
 # A JPEG without pixels would show old memory of the decoder.
@@ -94,88 +91,65 @@ def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(
         assert source.damage.frames_lost == pytest.approx(damage.frames_lost, abs=2)
 
 
-MIDDLE = {
-    "h264": Clip(
-        [40 * i for i in range(90)], suffix="ts", gop=40, options={"sc_threshold": "0", "bf": "0"}
-    ),
-    "hevc": Clip(
-        [40 * i for i in range(90)],
-        suffix="ts",
-        codec="libx265",
-        options={"x265-params": "keyint=40:min-keyint=40:scenecut=0:log-level=none"},
-    ),
-    "mpeg2": Clip(range(90), Fraction(1, 25), "ts", "mpeg2video", gop=40),
-}
-
-
-@pytest.mark.parametrize("codec", MIDDLE)
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"sc_threshold": "0", "bf": "0"}),
+        *wide(("libx265", {"x265-params": "keyint=40:min-keyint=40:scenecut=0:log-level=none"})),
+    ],
+)
 def test_pictures_before_the_first_key_frame_are_lost_in_a_file_and_in_a_pipe(
-    codec: str, tmp_path: Path
+    codec: str, options: dict[str, str], tmp_path: Path
 ) -> None:
-    data = write(MIDDLE[codec], tmp_path / "whole.ts").read_bytes()
-    (tmp_path / "x.ts").write_bytes(data[188 * (len(data) // 188 // 6) :])
-    with piped((tmp_path / "x.ts").read_bytes()) as address:
-        for one in (tmp_path / "x.ts", address):
-            with open_source(one) as source:
-                numbers = [number_in(frame.image) for frame in source.frames()]
-                assert numbers == list(range(numbers[0], 90))
-                assert numbers[0] in (40, 80)
-                assert source.damage.frames_lost == pytest.approx(numbers[0] - 15, abs=10)
-                assert source.damage.lost_from_s == pytest.approx(0.0, abs=0.1)
+    clip = Clip([40 * i for i in range(90)], suffix="ts", codec=codec, gop=40, options=options)
+    path = write(clip, tmp_path / "x.ts")
+    data = path.read_bytes()
+    path.write_bytes(data[188 * (len(data) // 188 // 6) :])
+    for _, numbers, source in read_both(path):
+        assert numbers == list(range(numbers[0], 90))
+        assert numbers[0] in (40, 80)
+        assert source.damage.frames_lost == pytest.approx(numbers[0] - 15, abs=10)
+        assert source.damage.lost_from_s == pytest.approx(0.0, abs=0.1)
 
 
-def write_part(path: Path, from_ms: int, frames: int) -> bytes:
-    ticks = [from_ms + 40 * i for i in range(frames)]
-    return write(Clip(ticks, suffix="ts", options={"bf": "0"}), path).read_bytes()
-
-
-@pytest.mark.parametrize("gap_ms", widen([0, 40, 200, 1000, 5000, 60_000], (0, 200)))
-def test_a_recording_that_goes_on_is_a_join_and_a_part_that_lacks_is_missing(
-    gap_ms: int, tmp_path: Path
-) -> None:
-    """Their counters begin anew, so FFmpeg marks a packet before the join as corrupt."""
-    first = write_part(tmp_path / "a.ts", 40, 50)
-    later = write_part(tmp_path / "b.ts", 40 + 2000 + gap_ms, 50)
-    (tmp_path / "x.ts").write_bytes(first + later)
-    with piped((tmp_path / "x.ts").read_bytes()) as address:
-        for one in (tmp_path / "x.ts", address):
-            with open_source(one) as source:
-                frames = list(source.frames())
-                assert [number_in(frame.image) for frame in frames] == 2 * list(range(50))
-                assert frames[50].time_s - frames[49].time_s == pytest.approx(
-                    0.04 + gap_ms / 1000, abs=0.01
-                )
-                if gap_ms:
-                    assert source.damage.frames_lost == pytest.approx(gap_ms / 40, abs=1)
-                    assert f"{gap_ms / 1000:g} s are missing" in source.damage.message
-                else:
-                    assert source.damage.ok
-                    assert "at 2.00 s another recording is joined" in source.notes[0]
-
-
-def count_on(parts: list[bytes]) -> bytes:
-    """Join MPEG-TS so that the counters of its packets go on."""
-    data = bytearray(b"".join(parts))
+def count_on(data: bytearray) -> None:
+    """Let the counters of the packets of joined MPEG-TS go on."""
     last = dict[int, int]()
     for at in range(0, len(data), 188):
         pid = (data[at + 1] & 31) << 8 | data[at + 2]
         if data[at + 3] & 0x10:
             last[pid] = (last.get(pid, -1) + 1) & 15
             data[at + 3] = data[at + 3] & 0xF0 | last[pid]
-    return bytes(data)
 
 
-@pytest.mark.parametrize("gap_ms", widen([0, 120, 1000, 2000, 9000, 900_000], (1000, 900_000)))
-def test_a_part_is_missing_although_the_counters_go_on(gap_ms: int, tmp_path: Path) -> None:
-    """A pause may be as short where frames come as they like, or longer than a segment is."""
-    parts = [write_part(tmp_path / "a.ts", 40, 50)]
-    parts.append(write_part(tmp_path / "b.ts", 40 + 2000 + gap_ms, 50))
-    (tmp_path / "x.ts").write_bytes(count_on(parts))
-    missing = 0 < gap_ms < 60_000
-    with piped((tmp_path / "x.ts").read_bytes()) as address:
-        for one in (tmp_path / "x.ts", address):
-            with open_source(one) as source:
-                assert len(list(source.frames())) == 100
-                assert source.damage.frames_lost == pytest.approx(missing * gap_ms / 40, abs=1)
-                said = f"{gap_ms / 1000:.3g} s are missing" in source.damage.message
-                assert said is missing
+@pytest.mark.parametrize(
+    ("gap_ms", "counters_go_on"),
+    [
+        (0, False),
+        (200, False),
+        (1000, True),
+        (900_000, True),
+        *wide((40, False), (5000, False), (60_000, False), (0, True), (120, True), (9000, True)),
+    ],
+)
+def test_a_recording_that_goes_on_is_a_join_and_a_part_that_lacks_is_missing(
+    gap_ms: int, counters_go_on: bool, tmp_path: Path
+) -> None:
+    """Where counters begin anew, FFmpeg marks a packet before the join as corrupt. Where they go
+    on, what is longer than a segment is a pause.
+    """
+    begins_ms = (40, 2040 + gap_ms)
+    ticks = [[begin + 40 * i for i in range(50)] for begin in begins_ms]
+    path = join(tmp_path, *(Clip(one, suffix="ts", options={"bf": "0"}) for one in ticks))
+    if counters_go_on:
+        count_on(data := bytearray(path.read_bytes()))
+        path.write_bytes(data)
+    missing_ms = 0 if counters_go_on and gap_ms > 60_000 else gap_ms
+    for times, numbers, source in read_both(path):
+        assert numbers == 2 * list(range(50))
+        assert times[50] - times[49] == pytest.approx(0.04 + gap_ms / 1000, abs=0.01)
+        assert source.damage.frames_lost == pytest.approx(missing_ms / 40, abs=1)
+        said = f"{gap_ms / 1000:.3g} s are missing" in source.damage.message
+        assert said is (missing_ms > 0)
+        joined = any("at 2.00 s another recording is joined" in one for one in source.notes)
+        assert joined is (gap_ms == 0 and not counters_go_on)

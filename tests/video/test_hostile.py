@@ -124,19 +124,6 @@ def test_an_mp4_that_declares_more_samples_than_it_can_hold_takes_no_memory(
     assert grown_mib < 50
 
 
-def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path: Path) -> None:
-    first = write(Clip(STEADY[:60], suffix="ts"), tmp_path / "a.ts").read_bytes()
-    later = write(
-        Clip([t + 2400 for t in STEADY[:60]], suffix="ts", audio_s=20.0), tmp_path / "b.ts"
-    )
-    (tmp_path / "x.ts").write_bytes(first + later.read_bytes())
-    with open_source(tmp_path / "x.ts") as source:
-        numbers = [number_in(f.image) for f in source.frames()]
-    assert numbers[:60] == list(range(60))
-    assert numbers[-1] == 59
-    assert len(numbers) > 100
-
-
 @pytest.mark.parametrize(
     "broken",
     [

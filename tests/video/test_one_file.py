@@ -122,21 +122,9 @@ for decoder in sys.argv[2:]:
 @pytest.mark.parametrize("name", [*TEXTS, *SEQUENCE, "both.ts", "other.ts"])
 def test_no_other_file_and_no_connection_is_opened(name: str, folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command: list[str | Path] = [
-        "strace",
-        "-f",
-        "-qq",
-        "-e",
-        "trace=%file,%network",
-        "-o",
-        log,
-        sys.executable,
-        "-c",
-        READ_ALL,
-    ]
-    out = subprocess.run(
-        [*command, name, *DECODERS], cwd=folder, capture_output=True, text=True, check=True
-    )
+    trace = f"strace -f -qq -e trace=%file,%network -o {log} {sys.executable} -c".split()
+    command = [*trace, READ_ALL, name, *DECODERS]
+    out = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     assert len(out.stdout.splitlines()) == len(DECODERS), out.stderr
     lines = log.read_text().partition("BEGIN")[2].splitlines()
     touched = {Path(text).name for line in lines for text in re.findall(r'"([^"]*)"', line)}

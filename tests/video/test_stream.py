@@ -1,7 +1,6 @@
 """One connection to a stream: pipes and web servers, their damage, and refused sources."""
 
 import http.server
-import itertools
 import os
 import sys
 import threading
@@ -36,25 +35,6 @@ def piped(data: bytes) -> Iterator[str]:
         thread.join(20)
 
 
-@pytest.mark.parametrize("name", ["transport stream", "matroska in milliseconds", "fragmented"])
-def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(
-    name: str, make_clip: MakeClip
-) -> None:
-    path = make_clip(name)
-    with (
-        piped(path.read_bytes()) as address,
-        open_source(path) as file,
-        open_source(address) as pipe,
-    ):
-        assert (pipe.info.seekable, pipe.info.name) == (False, "stdin")
-        found = [
-            [(round(one.time_s, 6), number_in(one.image)) for one in source.frames()]
-            for source in (file, pipe)
-        ]
-        assert pipe.damage.ok
-    assert found[0] == found[1]
-
-
 def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip: MakeClip) -> None:
     out, into = os.pipe()
     data = make_clip("transport stream").read_bytes()
@@ -85,22 +65,6 @@ def test_a_pipe_without_a_video_is_refused(data: bytes) -> None:
     said = "not a video" if data else "nothing came"
     with piped(data) as address, pytest.raises(SourceUnreadable, match=said):
         open_source(address)
-
-
-def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path: Path) -> None:
-    parts = [
-        write(Clip(STEADY, suffix="ts", width=w, height=h), tmp_path / f"{w}.ts")
-        for w, h in [(128, 96), (64, 48)]
-    ]
-    with (
-        piped(b"".join(part.read_bytes() for part in parts)) as address,
-        AVSource(address) as source,
-    ):
-        frames = list(source.frames())
-    assert {frame.image.shape for frame in frames} == {(96, 128, 3)}
-    assert [number_in(frame.image) for frame in frames] == 2 * list(range(61))
-    # Its time stamps begin anew in the middle, and its times go on.
-    assert all(b.time_s > a.time_s for a, b in itertools.pairwise(frames))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
