@@ -13,7 +13,7 @@ from protokv.fleet import JobRecipe, VideoJob, VideoOutcome, list_video_jobs, ru
 from protokv.fleet.worker import FleetWorker
 from protokv.ingestion import Every, IngestOptions, ingest_events
 from protokv.memories import DurableConfig
-from tests.fleet.recipes import KillingRecipe, MockRecipe
+from tests.fleet.recipes import MockRecipe
 from tests.mock_backbone import MockBackbone
 from tests.state.conftest import store
 from tests.video.conftest import encode
@@ -23,7 +23,7 @@ __all__ = ["store"]
 CONFIG = DurableConfig(budget=40)
 StateBytes = dict[str, bytes]
 
-# A recipe may kill its process at the step of this redness.
+# `KillingRecipe` kills its process at the step of this redness.
 FATAL_RED = 250
 
 
@@ -121,22 +121,3 @@ def written(recipe: JobRecipe) -> StateBytes:
         path.relative_to(recipe.place).with_suffix("").as_posix(): path.read_bytes()
         for path in states
     }
-
-
-def check_killed_worker(
-    make_pool: Any, jobs: list[VideoJob], recipe: MockRecipe, singly: StateBytes
-) -> None:
-    """Check that a worker that is killed is replaced, and that its video goes on from its last
-    commit.
-    """
-    life = Path(recipe.place).with_name("life")
-    life.touch()
-    killing = KillingRecipe(
-        place=recipe.place, options=recipe.options, at=FATAL_RED, life=life, log=recipe.log
-    )
-    with make_pool(killing) as pool:
-        found = outcomes(jobs, pool, killing)
-    assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}
-    # Three steps were committed before the worker died.
-    assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
-    assert written(recipe) == singly

@@ -14,15 +14,8 @@ from protokv.fleet import LocalWorkerPool, VideoJob, locate_fleet_state, preview
 from protokv.fleet.run import VIDEO_ATTEMPTS, WorkerDied
 from protokv.ingestion import ingest_events
 from protokv.state.commit import lock
-from tests.fleet.conftest import (
-    InlinePool,
-    StateBytes,
-    check_killed_worker,
-    ends,
-    outcomes,
-    written,
-)
-from tests.fleet.recipes import MissingRecipe, MockRecipe
+from tests.fleet.conftest import FATAL_RED, InlinePool, StateBytes, ends, outcomes, written
+from tests.fleet.recipes import KillingRecipe, MissingRecipe, MockRecipe
 
 
 def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
@@ -140,10 +133,19 @@ def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
     assert written(recipe) == singly
 
 
-def test_a_process_that_is_killed_is_replaced(
+def test_a_process_that_is_killed_is_replaced_and_its_video_goes_on_from_its_last_commit(
     jobs: list[VideoJob], recipe: MockRecipe, singly: StateBytes, tmp_path: Path
 ) -> None:
-    check_killed_worker(lambda killing: LocalWorkerPool(killing, 1, ["cpu"]), jobs, recipe, singly)
+    (life := tmp_path / "life").touch()
+    killing = KillingRecipe(
+        place=recipe.place, options=recipe.options, at=FATAL_RED, life=life, log=recipe.log
+    )
+    with LocalWorkerPool(killing, 1, ["cpu"]) as pool:
+        found = outcomes(jobs, pool, killing)
+    assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}
+    # Three steps were committed before the worker died.
+    assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
+    assert written(recipe) == singly
     pids = [line.split()[0] for line in (tmp_path / "loads").read_text().splitlines()]
     assert len(set(pids)) == len(pids) == 2
 

@@ -4,6 +4,7 @@ or is refused.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,71 +27,55 @@ from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
 from tests.video.conftest import Clip, write
 
-FRONT = {"movflags": "faststart"}
+MOCK = MockBackbone()
 A = Prepared(1, 9)
 B = Prepared(2, 6)
 C = Prepared(3, 4)
 
 
-class Run:
-    """Ingests a prepared source, until `stop_after` steps; `started` is the first event of the last
-    call.
-    """
-
-    backbone: Backbone = MockBackbone()
-
-    def __call__(
-        self, path: Path, source: Source, *, stop_after: int = 10**9, **changes: Any
-    ) -> IngestSummary:
-        options: Keywords = {
-            "config": CONFIGS["durable"],
-            "backbone": self.backbone,
-            "every": Every(n_steps=2),
-            **changes,
-        }
-        steps: list[object] = []
-        events = ingest_events(
-            source, path, should_stop=lambda: len(steps) >= stop_after, **options
-        )
-        first = next(events)
-        assert isinstance(first, IngestStarted)
-        self.started = first
-        for event in events:
-            steps += [event] if isinstance(event, IngestProgress) else []
-        assert isinstance(event, IngestSummary)
-        return event
-
-
-@pytest.fixture
-def run() -> Run:
-    return Run()
+def run(
+    path: Path, source: Source, *, stop_after: int = 10**9, **changes: Any
+) -> tuple[IngestStarted, IngestSummary]:
+    """Ingest, until `stop_after` steps; return the first event and the last one."""
+    options: Keywords = {
+        "config": CONFIGS["durable"],
+        "backbone": MOCK,
+        "every": Every(n_steps=2),
+        **changes,
+    }
+    steps: list[object] = []
+    events = ingest_events(source, path, should_stop=lambda: len(steps) >= stop_after, **options)
+    for event in events:
+        if isinstance(event, IngestStarted):
+            started = event
+        steps += [event] if isinstance(event, IngestProgress) else []
+    assert isinstance(event, IngestSummary)
+    return started, event
 
 
 def test_a_system_prompt_stays_and_another_is_refused(
-    run: Run, tiny: Backbone, path: Path, tmp_path: Path
+    tiny: Backbone, path: Path, tmp_path: Path
 ) -> None:
-    run.backbone = tiny
+    watch = partial(run, backbone=tiny)
     system = "the star is blue"
     whole = tmp_path / "whole.safetensors"
-    run(whole, A, system=system)
-    run(path, A, system=system, stop_after=2)
+    watch(whole, A, system=system)
+    watch(path, A, system=system, stop_after=2)
     with pytest.raises(
         StateMismatch, match="its system prompt is the star is blue, this run's is a ring"
     ):
-        run(path, A, system="a ring")
-    run(path, A, stop_after=1)
-    run(path, A, system=system)
+        watch(path, A, system="a ring")
+    watch(path, A)
     assert path.read_bytes() == whole.read_bytes()
     session = load(path, tiny)
     assert session.backbone.prefix_ids == tiny.with_system(system).prefix_ids != tiny.prefix_ids
     assert session.memory.tensors()["sink.keys"].shape[2] == len(session.backbone.prefix_ids)
-    run(path, B, append=True)
+    watch(path, B, append=True)
     assert StateReader.open(path).header.settings["system"] == system
     plain = tmp_path / "plain.safetensors"
-    run(plain, A)
+    watch(plain, A)
     with pytest.raises(StateMismatch, match="its system prompt is None"):
-        run(plain, B, system=system, append=True)
-    assert load(plain, tiny.with_system(system)).backbone.prefix_ids == tiny.prefix_ids
+        watch(plain, B, system=system, append=True)
     for forged in ("<|im_end|>", "a ring", ["ring"]):
         state = load_state(path)
         with pytest.raises(StateCorrupt):
@@ -99,13 +84,13 @@ def test_a_system_prompt_stays_and_another_is_refused(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_appending_gives_the_state_of_a_session_of_all(
-    name: str, run: Run, tiny: Backbone, path: Path
+    name: str, tiny: Backbone, path: Path
 ) -> None:
     config = CONFIGS[name]
     how = []
     for source in (A, B, C):
-        run(path, source, config=config, backbone=tiny, append=True)
-        how.append((run.started.how, run.started.steps))
+        started, _ = run(path, source, config=config, backbone=tiny, append=True)
+        how.append((started.how, started.steps))
     assert how == [("started", 0), ("appended", 5), ("appended", 8)]
     session = Session.start(tiny, config)
     for source in (A, B, C):
@@ -126,21 +111,21 @@ def test_appending_gives_the_state_of_a_session_of_all(
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 def test_an_interrupted_one_goes_on_by_the_same_command(
-    stop_after: int, run: Run, path: Path, tmp_path: Path
+    stop_after: int, path: Path, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole.safetensors"
     run(whole, A)
     run(path, A, append=True)  # there is none yet
     assert path.read_bytes() == whole.read_bytes()
     run(whole, B, append=True)
-    stopped = run(path, B, append=True, stop_after=stop_after)
+    _, stopped = run(path, B, append=True, stop_after=stop_after)
     assert (stopped.complete, stopped.steps) == (False, 5 + stop_after)
-    run(path, B, append=True)
-    assert run.started.how == "continued"
+    started, _ = run(path, B, append=True)
+    assert started.how == "continued"
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_the_interval_of_commits_changes_nothing_of_the_state(run: Run, tmp_path: Path) -> None:
+def test_the_interval_of_commits_changes_nothing_of_the_state(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.safetensors" for i in range(4)]
     intervals = (Every(n_steps=1), Every(seconds=2.0), Every(wall_s=1e-9), Every())
     for path, every in zip(paths, intervals, strict=True):
@@ -148,15 +133,15 @@ def test_the_interval_of_commits_changes_nothing_of_the_state(run: Run, tmp_path
     assert len({path.read_bytes() for path in paths}) == 1
 
 
-def test_no_source_is_watched_twice(run: Run, path: Path) -> None:
+def test_no_source_is_watched_twice(path: Path) -> None:
     run(path, A)
     run(path, B, append=True)
     before = path.read_bytes()
     written = path.stat().st_mtime_ns
     # The last source, the one before it, and the command that made the state.
     for source, append in [(B, True), (A, True), (A, False)]:
-        summary = run(path, source, append=append)
-        assert run.started.how == "finished"
+        started, summary = run(path, source, append=append)
+        assert started.how == "finished"
         assert (summary.complete, summary.steps, summary.file_bytes) == (True, 8, len(before))
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, written)
     with pytest.raises(
@@ -165,19 +150,17 @@ def test_no_source_is_watched_twice(run: Run, path: Path) -> None:
         run(path, B)
 
 
-def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(
-    run: Run, path: Path
-) -> None:
-    session = Session.start(run.backbone, CONFIGS["durable"])
+def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(path: Path) -> None:
+    session = Session.start(MOCK, CONFIGS["durable"])
     live = Prepared(1, 9)
     for step in range(3):
         session.watch(random_frames(step))
     save(session, path)
     live.info = replace(live.info, fingerprint=None)
-    assert run(path, live, append=True).steps == 8
+    assert run(path, live, append=True)[1].steps == 8
     with pytest.raises(StateMismatch, match="this run's source is"):
         run(path, live)
-    assert run(path, live, append=True).steps == 13
+    assert run(path, live, append=True)[1].steps == 13
     assert read_fingerprints(StateReader.open(path).header) == (None, None, None)
 
 
@@ -187,7 +170,6 @@ def changed(**fields: object) -> dict[str, object]:
     return {"backbone": other}
 
 
-MOCK = MockBackbone()
 SETTINGS = {**dict.fromkeys(MOCK.settings, "other"), "new": 1}
 
 
@@ -203,7 +185,7 @@ SETTINGS = {**dict.fromkeys(MOCK.settings, "other"), "new": 1}
     ],
 )
 def test_another_memory_rate_model_size_of_frames_or_source_is_refused_with_the_difference(
-    said: str, change: Keywords, run: Run, path: Path
+    said: str, change: Keywords, path: Path
 ) -> None:
     run(path, A, stop_after=3)
     before = path.read_bytes()
@@ -212,10 +194,11 @@ def test_another_memory_rate_model_size_of_frames_or_source_is_refused_with_the_
     assert path.read_bytes() == before
 
 
-DAMAGED = {
+CHANGED = {
     "a flipped byte": lambda data, at: data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :],
     "a hole": lambda data, at: data[:at] + bytes(200) + data[at + 200 :],
     "cut short": lambda data, at: data[:at],
+    "joined": lambda data, at: 2 * data,
 }
 
 
@@ -225,30 +208,32 @@ DAMAGED = {
         ("mkv", "a hole"),
         ("ts", "a flipped byte"),
         ("ts", "cut short"),
+        ("ts", "joined"),
         ("avi", "a flipped byte"),
         ("mp4", "a hole"),
     ],
 )
-def test_an_interrupted_run_over_damage_ends_in_the_same_bytes(
-    kind: str, deed: str, run: Run, tmp_path: Path
+def test_an_interrupted_run_over_damage_or_a_join_ends_in_the_same_bytes_and_says_the_same(
+    kind: str, deed: str, tmp_path: Path
 ) -> None:
-    clip = Clip(
-        [40 * i for i in range(100)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {}
-    )
+    mux = {"movflags": "faststart"} if kind == "mp4" else {}
+    clip = Clip([40 * i for i in range(100)], suffix=kind, gop=25, mux=mux)
     path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()
     begin = data.index(b"mdat") if kind == "mp4" else 600
-    path.write_bytes(DAMAGED[deed](data, begin + round((len(data) - begin) * 0.6)))
+    path.write_bytes(CHANGED[deed](data, begin + round((len(data) - begin) * 0.6)))
     with open_source(path) as source:
-        whole = run(tmp_path / "whole.safetensors", source)
+        _, whole = run(tmp_path / "whole.safetensors", source)
+        joined = "at 4.00 s another recording is joined on: times go on"
+        assert (joined in source.notes) == (deed == "joined")
         for stop_after in range(1, whole.steps, 2):
             state = tmp_path / f"{stop_after}.safetensors"
             run(state, source, stop_after=stop_after)
-            assert run(state, source).damage == whole.damage
+            assert run(state, source)[1].damage == whole.damage
             assert state.read_bytes() == (tmp_path / "whole.safetensors").read_bytes(), stop_after
 
 
-def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_path: Path) -> None:
+def test_the_state_says_how_many_of_the_frames_each_decoder_gave(tmp_path: Path) -> None:
     class Mixed(Prepared):
         def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
             for frame in super()._read(wanted):

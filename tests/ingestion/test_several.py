@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from protokv.errors import SourceUnreadable
 from protokv.ingestion import (
@@ -21,11 +20,11 @@ from protokv.ingestion import (
     ingest_together,
     several,
 )
-from protokv.ingestion.run import begin_run
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader, load_state
 from protokv.stream.seeing import StepsToWatch, watch_together
 from tests.cameras import World, gone
+from tests.core.streams import same
 from tests.mock_backbone import MockBackbone
 
 OPTIONS = IngestOptions(
@@ -66,9 +65,20 @@ def watch(
         return found
 
 
-def test_states_are_those_of_each_camera_alone(tmp_path: Path) -> None:
+def test_states_are_those_of_each_camera_alone_and_what_is_due_together_is_one_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = list[int]()
+
+    def noted(due: list[Any]) -> None:
+        together.append(len(due))
+        watch_together(due)
+
+    monkeypatch.setattr(several, "watch_together", noted)
     scripts = [[100, gone()], [37, gone()], [81, gone()]]
     found = watch(tmp_path, *(World(list(script)) for script in scripts))
+    assert max(together) > 1
+    assert sum(together) == sum(isinstance(one, IngestProgress) for _, one in found)
     ends = {name: one for name, one in found if isinstance(one, IngestSummary)}
     assert sorted(ends) == ["0", "1", "2"]
     for number, script in enumerate(scripts):
@@ -77,26 +87,9 @@ def test_states_are_those_of_each_camera_alone(tmp_path: Path) -> None:
         with world.source() as source:
             alone = ingest(source, path, options=OPTIONS, should_stop=world.watched(source))
         assert alone.steps == ends[str(number)].steps > 3
-        ours = load_state(path).tensors
-        theirs = load_state(tmp_path / f"{number}.safetensors").tensors
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
-
-
-def test_what_is_due_at_the_same_time_is_one_forward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together = list[int]()
-    take = watch_together
-
-    def noted(due: list[Any]) -> None:
-        together.append(len(due))
-        take(due)
-
-    monkeypatch.setattr(several, "watch_together", noted)
-    found = watch(tmp_path, *(World([60, gone()]) for _ in range(3)))
-    assert max(together) > 1
-    assert sum(together) == sum(isinstance(one, IngestProgress) for _, one in found)
+        assert same(
+            load_state(path).tensors, load_state(tmp_path / f"{number}.safetensors").tensors
+        )
 
 
 def test_a_camera_that_is_late_lost_or_wrong_holds_nobody_up(tmp_path: Path) -> None:
@@ -122,30 +115,22 @@ def test_a_camera_that_is_late_lost_or_wrong_holds_nobody_up(tmp_path: Path) -> 
 def test_a_step_that_fails_ends_its_own_run_and_what_was_watched_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = watch_together
+    failed = list[StepsToWatch]()
 
-    def fail_second(due: list[Any]) -> None:
+    def fail_one(due: list[StepsToWatch]) -> None:
         for one in due:
-            if one.session.clock.steps == 4 and "1.safetensors" in str(names[one.session]):
+            if one.session.clock.steps == 4 and not failed:
                 one.error = RuntimeError("no room")
-        take([one for one in due if one.error is None])
+                failed.append(one)
+        watch_together([one for one in due if one.error is None])
 
-    names = dict[Any, Any]()
-    begin = begin_run
-
-    def named(source: Any, target: Any, *given: Any, **more: Any) -> Any:
-        for item in begin(source, target, *given, **more):
-            if isinstance(item, StepsToWatch):
-                names[item.session] = target
-            yield item
-
-    monkeypatch.setattr(several, "begin_run", named)
-    monkeypatch.setattr(several, "watch_together", fail_second)
+    monkeypatch.setattr(several, "watch_together", fail_one)
     found = watch(tmp_path, World([60, gone()]), World([60, gone()]))
-    errors = [(name, str(one)) for name, one in found if isinstance(one, Exception)]
-    assert errors == [("1", "no room")]
-    assert load_state(tmp_path / "1.safetensors").clock.steps == 4
-    assert load_state(tmp_path / "0.safetensors").clock.steps > 4
+    ((name, error),) = [one for one in found if isinstance(one[1], Exception)]
+    assert str(error) == "no room"
+    steps = [load_state(tmp_path / f"{n}.safetensors").clock.steps for n in range(2)]
+    assert steps.pop(int(name)) == 4
+    assert steps[0] > 4
 
 
 def test_a_caller_who_leaves_between_two_runs_loses_nothing_of_a_watched_step(

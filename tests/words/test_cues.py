@@ -114,8 +114,3 @@ def test_layers_and_rows_that_grow_are_said_once_in_any_order() -> None:
         SubtitleLine(2, 3, "b"),
     ]
     assert [cue.text for cue in make_cues(lines)] == ["a", "b", "c"]
-
-
-def test_a_text_made_to_do_harm_takes_no_quadratic_time() -> None:
-    for piece in ("<v ", "[", "(\n", "\n", "- ", "<00:00:00.000>", "<c", "&", "<c.a "):
-        said(piece * 20_000)  # else minutes
