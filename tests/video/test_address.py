@@ -37,7 +37,6 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(
     ("address", "kind", "text", "name"),
     [
         ("-", "pipe", "stdin", "stdin"),
-        ("pipe:7", "pipe", "stdin", "stdin"),
         ("rtsp://camera/1", "rtsp", "rtsp://camera/1", "camera-1"),
         ("RTSP://admin:pw@Camera/1", "rtsp", "rtsp://Camera/1", "Camera-1"),
         (
@@ -46,12 +45,10 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(
             "https://host/a/live.m3u8?x=***",
             "host-a-live.m3u8",
         ),
-        ("udp://0.0.0.0:5000", "udp", "udp://0.0.0.0:5000", "0.0.0.0-5000"),
         ("/dev/video0", "v4l2", "/dev/video0", "dev-video0"),
         ("screen:", "screen", "screen:", "screen"),
         ("rtsp://[broken/x?pw=1", "rtsp", "rtsp://***", "rtsp"),
         ("videos/a:b.mp4", "file", "a:b.mp4", "a:b"),
-        ("/dev/videos/a.mp4", "file", "a.mp4", "a"),
         ("C:\\videos\\a.mp4", "file", "C:\\videos\\a.mp4", "C:\\videos\\a"),
         ("gopher://host/x", "gopher", "gopher://host/x", "host-x"),
     ],

@@ -2,6 +2,7 @@
 clock.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -86,7 +87,9 @@ def settled(
     end_s: float | None = None,
     keys: Collection[int] = (),
     length_s: float = STEP_S,
-    **limits: float,
+    *,
+    carried_s: float = math.inf,
+    longest_pause_s: float = LONGEST_PAUSE_S,
 ) -> tuple[list[float], list[float], list[str]]:
     """Return the times of a file's packets, and what was said: joins (times) and damage (words)."""
     packets = [
@@ -106,11 +109,9 @@ def settled(
     account: Any = SimpleNamespace(
         note_join=joins.append, note_damage=lambda time_s, why: damage.append(why)
     )
-    clock = PacketClock(
-        PacketTiming(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0, **limits),
-        account,
-        from_origin=True,
-    )
+    base = Fraction(1, 1000)
+    timing = PacketTiming(base, 0, length_s, end_s, end_s, end_s or 0.0, carried_s, longest_pause_s)
+    clock = PacketClock(timing, account, from_origin=True)
     return [one.pts / 1000 for one in clock.settle(iter(packets)) if one is not None], joins, damage
 
 
