@@ -24,6 +24,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from protokv.device.runs import Capture
+
 ALLOCATIONS = (
     "empty",
     "new_empty",
@@ -166,20 +168,27 @@ def by_mask(indices: Any) -> bool:
     )
 
 
-def record(call: Callable[[], Any], *_: Any) -> tuple[Callable[[], None], Any]:
-    """Stand in for `protokv.device.runs._capture`. Recording a call runs it, so the first replay
-    does nothing.
+class RecordedCapture(Capture):
+    """Stands in for `protokv.device.runs.Capture`. Recording a call runs it, so the first replay
+    does nothing, unless something stayed outside.
     """
-    with Recording(compared=False) as recording:
-        result = call()
-    first = [True]
 
-    def replay() -> None:
-        if not first:
-            recording.replay()
-        first.clear()
+    is_run = False  # whether what was recorded has run just now
 
-    return replay, result
+    def replay(self) -> None:
+        if self.is_run and len(self._pieces) == 1:
+            self.is_run = False
+        else:
+            super().replay()
+
+    def begin(self) -> Any:
+        self.is_run = True
+        return Recording(compared=False).__enter__()
+
+    def end(self, begun: Any) -> Callable[[], None]:
+        begun.__exit__(None, None, None)
+        replay: Callable[[], None] = begun.replay
+        return replay
 
 
 def _share_memory(given: Any, result: Any) -> bool:

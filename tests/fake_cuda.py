@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from protokv.device import runs
-from tests.counting import INDEXING, WAITS, Mode, by_mask, record
+from tests.counting import INDEXING, WAITS, Mode, RecordedCapture, by_mask
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -342,9 +342,18 @@ def capturing() -> Iterator[None]:
         _captures.pop()
 
 
-def _capture(call: Callable[[], Any], *given: Any) -> tuple[Callable[[], None], Any]:
-    with capturing():
-        return record(call, *given)
+class FakeCapture(RecordedCapture):
+    """Records the graphs of a device that is none."""
+
+    def begin(self) -> Any:
+        scope = ExitStack()
+        scope.enter_context(capturing())
+        return super().begin(), scope
+
+    def end(self, begun: Any) -> Callable[[], None]:
+        recording, scope = begun
+        scope.close()
+        return super().end(recording)
 
 
 @contextmanager
@@ -360,7 +369,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)
     captures = patch.multiple(
-        runs, _capture=_capture, _make_pool=lambda: None, _make_stream=lambda _: None
+        runs, Capture=FakeCapture, _make_pool=lambda: None, _make_stream=lambda _: None
     )
     with (
         patch.multiple(torch.cuda, **_PATCHES),

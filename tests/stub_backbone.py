@@ -103,7 +103,7 @@ class StubBackbone(Backbone):
     def forward(self, embeddings: Tensor, positions: Tensor, cache: Any, **_: Any) -> Tensor:
         query, keys, values, hidden = self._made_for(len(positions))
         for layer in range(self.layers):
-            out = cache.attend(layer, query[0], keys[0], values[0], self.head_size**-0.5)
+            out = cache.attend(layer, query[0], (keys[0], values[0]), self.head_size**-0.5)
             assert out.shape == (self._heads, len(positions), self.head_size)
         return hidden
 

@@ -20,7 +20,10 @@ from protokv.core.tensors import TensorDict
 from protokv.device import arrays
 from protokv.ingestion.prefetch import StopRequest, prefetch_steps
 from protokv.memories import MEMORIES, MemoryConfig
+from protokv.stream.answer import Answer
+from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.stream.session import Session
+from protokv.stream.together import AskedQuestion, ask_together
 from protokv.video.sampling import VideoStep
 from protokv.video.source import never_stop
 from protokv.words.transcript import Transcript
@@ -180,6 +183,48 @@ def test_all_that_a_stream_does_is_captured(
     ]
     assert eager == WAITS.get(family, []) + ["update"] * (kind == "paper")
     assert {"question", "token"} < session._reader.runs.how.keys()
+
+
+def use_together(backbone: Backbone) -> tuple[list[TensorDict], list[Answer]]:
+    """Return states of four streams, of which one, two or four are due, and answers of all."""
+    sessions = [Session.start(backbone, small("durable")) for _ in range(4)]
+    for step in range(16):
+        due = [
+            StepsToWatch(
+                one,
+                [backbone.prepare(random_frames(step + 5 * n, backbone.frames_per_step))],
+                [one.clock.next_start_s],
+            )
+            for n, one in enumerate(sessions[: 1 << step % 3])
+        ]
+        watch_together(due)
+        assert [one.error for one in due] == [None] * len(due)
+    asked = [AskedQuestion(one, QUESTION, Decoding(9, temperature=0)) for one in sessions]
+    return list(map(held, sessions)), list(ask_together(asked))
+
+
+# Texts before a picture of the others differ in length from time to time.
+@pytest.mark.parametrize("family", ["qwen2_5_vl", *wide("qwen3_vl", "smolvlm")])
+def test_streams_and_questions_together_are_captured_and_give_what_the_cpu_gives(
+    models: Models, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = models(family)
+    monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
+    states, answers = use_together(here)
+    monkeypatch.undo()
+    with fake_cuda():
+        found, said = use_together(there)
+    assert there.runs is not None
+    differs = "it has other sizes or other buffers each time"
+    assert there.runs.how == {
+        "vision tower": "graph",
+        "steps together": "graph",
+        "questions together": differs,
+        "tokens together": "graph",
+    }
+    assert [one.text for one in said] == [one.text for one in answers]
+    for one, other in zip(found, states, strict=True):
+        assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models) -> None:

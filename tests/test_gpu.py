@@ -95,8 +95,8 @@ def test_graphs_of_cuda_give_what_the_calls_give(
 ) -> None:
     found = []
     folder = str(BUILDERS[family](tmp_path))
-    for capture in (runs._capture, refuse):
-        monkeypatch.setattr(runs, "_capture", capture)
+    for capture in (runs.Capture, refuse):
+        monkeypatch.setattr(runs, "Capture", capture)
         backbone = load_backbone(folder, device="cuda", dtype="float32")
         session = watched(backbone, MemoryConfig.of(kind, budget=48), range(30))
         answers = [session.ask(QUESTION, Decoding(9, temperature=0)).text for _ in range(3)]

@@ -9,7 +9,7 @@ over queries. Knows no model and no memory.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -205,6 +205,8 @@ class TokenCache:
     queries: list[Tensor] | None = None
     # who reads which context, in order, of the tokens being forwarded; empty: all read `context`
     readers: Sequence[ContextReaders] = ()
+    # attends in its place, given a query, and number, keys and values, and scaling as `attend` is
+    outside: Callable[..., Tensor] | None = None
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerTokenCache(number) for number in range(layers)]
@@ -236,14 +238,13 @@ class TokenCache:
         """Return a layer for this cache, with the same tokens; they are not copied."""
         return copy(layer)
 
-    def attend(
-        self, number: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float
-    ) -> Tensor:
-        """Append keys and values `[H, T, D]` of a layer, and attend with `[Hq, T, D]` as
-        `read_layer` does.
+    def attend(self, number: int, query: Tensor, kv: KeysValues | None, scaling: float) -> Tensor:
+        """Append keys and values `[H, T, D]` to a layer, unless it has them, and attend with `[Hq,
+        T, D]` as `read_layer` does.
         """
         layer = self.memory_layers[number]
-        return self.read_layer(layer, query, *layer.append(keys, values), None, scaling)
+        keys, values = layer.read() if kv is None else layer.append(*kv)
+        return self.read_layer(layer, query, keys, values, None, scaling)
 
     def read_layer(
         self,
@@ -260,6 +261,10 @@ class TokenCache:
         `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the
         factor on logits.
         """
+        if self.outside is not None:
+            kv = (keys, values) if layer._segments is None else None
+            layer._segments = ()
+            return self.outside(query, (layer.number, kv, scaling))
         answer = layer.answer
         if answer is not None and answer.sees_slots(query, scaling):
             return answer.attend(layer.number, query, scaling)

@@ -8,19 +8,23 @@ numbers, which come to the device in one copy.
 
 What updates a memory runs beside what is launched after it, on a stream of its own, until somebody
 reads the memory (`catch_up`).
+
+A part of a call may differ from time to time, such as attention over the slots of the streams that
+are due. It stays outside of graphs (`Runs.leave`): the call is captured in pieces around it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-MOST_GRAPHS = 6  # of one name: each holds memory
+MOST_GRAPHS = 8  # of one name: each holds memory
 _LATELY = 16  # a call is captured if one of its key is among so many that came last
 
 _Part = tuple[list[Tensor], Callable[[], None], Any]
@@ -76,6 +80,8 @@ class Runs:
         self._beside = beside
         self._pool = None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
+        self._outside: Callable[..., Tensor] | None = None  # the present run has it
+        self._capture: Capture | None = None  # while it captures
         self._stream: Any = _make_stream(device) if beside and not self.why_not else None
         self._seen: deque[Hashable] = deque(maxlen=_LATELY)  # what was run as it is, the last of it
 
@@ -114,6 +120,7 @@ class Runs:
         call: Callable[..., Any],
         *given: Tensor,
         at_once: bool = False,
+        outside: Callable[..., Tensor] | None = None,
     ) -> Any:
         """Return `call(*given)`, by a graph from the second time on; its results hold until the
         next call.
@@ -127,11 +134,13 @@ class Runs:
             given: tensors of the device, all that differs from call to call.
             at_once: capture at the first time. Then `call` changes nothing that a second one would
                 see.
+            outside: what `leave` calls within `call`, and within a replay.
         """
+        self._outside = outside
         if self._reads_memory:
             catch_up(self._device)
         why = self.why_not or (
-            "" if key is not None else "the memory shows other buffers each time"
+            "" if key is not None else "it has other sizes or other buffers each time"
         )
         if not why:
             whole = name, key, *((one.shape, one.dtype) for one in given)
@@ -142,7 +151,7 @@ class Runs:
                 else:
                     if at_once:
                         call(*given)
-                    part = self._capture(whole, call, given)
+                    part = self._capture_call(whole, call, given)
             if not isinstance(part, str):
                 self._launch(*part[:2], given)
                 self.how[name] = "graph"
@@ -151,6 +160,20 @@ class Runs:
             why = part
         self.how[name] = why
         return call(*given)
+
+    def leave(self, query: Tensor, given: Any) -> Tensor:
+        """Return what `outside(query, given)` of the present run returns, of the size of `query`.
+
+        Here a graph that is being captured ends, and another begins. A replay calls what is
+        `outside` then; what it is given holds until it returns.
+        """
+        if self._capture is None:
+            return self._call_outside(query, given)
+        return self._capture.leave(self._call_outside, query, given)
+
+    def _call_outside(self, query: Tensor, given: Any) -> Tensor:
+        assert self._outside is not None, "nothing is outside of this run"
+        return self._outside(query, given)
 
     def _launch(
         self, buffers: list[Tensor], replay: Callable[[], None], given: tuple[Tensor, ...]
@@ -165,19 +188,80 @@ class Runs:
             replay()
         _beside.setdefault(self._device, []).append(self._stream)
 
-    def _capture(
+    def _capture_call(
         self, key: tuple[Hashable, ...], call: Callable[..., Any], given: tuple[Tensor, ...]
     ) -> _Part | str:
         buffers = [one.clone() for one in given]
         try:
             if self._pool is None:
                 self._pool = _make_pool()
-            replay, result = _capture(lambda: call(*buffers), self._device, self._pool)
-            self._parts[key] = buffers, replay, result
+            self._capture = Capture(self._device, self._pool)
+            result = self._capture.record(lambda: call(*buffers))
+            self._parts[key] = buffers, self._capture.replay, result
         # A branch on a value, a library that cannot be captured, or no memory for it.
         except RuntimeError as error:
             self._parts[key] = f"not captured: {str(error).splitlines()[0]}"
+        finally:
+            self._capture = None
         return self._parts[key]
+
+
+class Capture:
+    """A call as graphs, and as calls that are made anew between them."""
+
+    def __init__(self, device: torch.device, pool: Any) -> None:
+        self._device = device
+        self._pool = pool
+        self._pieces: list[Callable[[], Any]] = []
+        # the place of a query that leaves the graphs, by its size: one for all layers
+        self._left: dict[Hashable, Tensor] = {}
+
+    def record(self, call: Callable[[], Any]) -> Any:
+        """Capture a call, which is not run; return its result. RuntimeError: it cannot be
+        captured.
+        """
+        self._graph = self.begin()
+        try:
+            return call()
+        finally:
+            self._end_piece()
+
+    def leave(self, outside: Callable[..., Tensor], query: Tensor, given: Any) -> Tensor:
+        """Let replays call `outside(query, given)` here; return where its result will stand."""
+        size = query.shape, query.dtype, query.device
+        held = self._left.get(size)
+        if held is None:
+            held = self._left[size] = torch.empty_like(query)
+        held.copy_(query)
+        self._end_piece()
+        self._pieces.append(lambda: held.copy_(outside(held, given)))
+        self._graph = self.begin()
+        return held.clone()
+
+    def replay(self) -> None:
+        """Run all again on the same memory."""
+        for piece in self._pieces:
+            piece()
+
+    def _end_piece(self) -> None:
+        self._pieces.append(self.end(self._graph))
+
+    def begin(self) -> Any:
+        """Begin a graph."""
+        graph = torch.cuda.CUDAGraph()
+        scope = ExitStack()
+        scope.enter_context(torch.cuda.device(self._device))
+        # Other threads read frames and pin them meanwhile.
+        mode = "thread_local"
+        scope.enter_context(torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode))
+        return graph, scope
+
+    def end(self, begun: Any) -> Callable[[], None]:
+        """End a graph that `begin` returned; return what replays it."""
+        graph, scope = begun
+        scope.close()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 def _can_capture(device: torch.device) -> bool:
@@ -191,19 +275,3 @@ def _make_pool() -> Any:
 
 def _make_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _capture(
-    call: Callable[[], Any], device: torch.device, pool: Any
-) -> tuple[Callable[[], None], Any]:
-    """Return what replays a call, which is not run, and its result. RuntimeError: it cannot be
-    captured.
-    """
-    graph = torch.cuda.CUDAGraph()
-    # Other threads read frames and pin them meanwhile.
-    with (
-        torch.cuda.device(device),
-        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-    ):
-        result = call()
-    return graph.replay, result

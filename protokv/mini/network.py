@@ -119,7 +119,7 @@ class MiniLanguageModel:
             )
             rotated = rotate(qkv[:both], cos, sin)
             query = rotated[: self._query_heads]
-            mixed = cache.attend(layer, query, rotated[self._query_heads :], qkv[both:], D**-0.5)
+            mixed = cache.attend(layer, query, (rotated[self._query_heads :], qkv[both:]), D**-0.5)
             x = x + functional.linear(
                 mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"]
             )

@@ -60,11 +60,15 @@ class AskedStream(Stream):
 
     @property
     def joins(self) -> bool:
-        """Whether its questions go through the model with others (`stream.together`): nothing is
-        captured for one alone, and no steps are read again before it.
+        """Whether its questions go through the model with others (`stream.together`): no steps are
+        read again before them.
         """
-        runs = self._reader.runs
-        return self.backbone.joins and bool(runs.why_not) and not self.recent.steps
+        return self.backbone.joins and not self.recent.steps
+
+    @property
+    def captures(self) -> bool:
+        """Whether a question alone is captured as a whole, which is quicker than joining none."""
+        return not self._reader.runs.why_not
 
     def prefill(self, question: str | list[int]) -> Tensor:
         """Return the logits `[n, vocabulary]` float32 of the tokens after the video, from which

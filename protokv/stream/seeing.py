@@ -16,6 +16,7 @@ import torch
 
 from protokv.core.backbone import PreparedStep
 from protokv.core.step import StepTokens
+from protokv.stream.joining import split_batch
 from protokv.stream.taking import MOST_STREAMS, DueSteps, StepTaker, take_together
 from protokv.timings import time_stage
 
@@ -102,20 +103,21 @@ def watch_together(due: Sequence[StepsToWatch]) -> None:
 
 @torch.inference_mode()
 def see_together(due: Sequence[StepsToWatch]) -> None:
-    """Let single steps of one model and size go through its vision tower at once, where nothing is
-    captured. Their sessions hold what it saw; where it fails, each has to see its own alone.
+    """Let single steps of one model and size go through its vision tower at once. Their sessions
+    hold what it saw; where it fails, each has to see its own alone.
     """
     alike = defaultdict[Hashable, list[StepsToWatch]](list)
-    for number, one in enumerate(due):
-        session = one.session
+    for one in due:
         first, *others = one.steps
-        if session.runs.why_not and not others and session.find_seen(first) is None:
-            alike[session.weights, first.grid, number // MOST_STREAMS].append(one)
-    for some in alike.values():
-        if len(some) > 1:
-            steps = [one.steps[0] for one in some]
-            times_s = [one.session.clock.mean_time(one.starts_s[0]) for one in some]
-            with suppress(Exception):
-                seen = some[0].session.backbone.embed_steps(steps, times_s)
-                for one, tokens in zip(some, seen, strict=True):
-                    one.session.still = one.steps[0], tokens
+        if not others and one.session.find_seen(first) is None:
+            alike[one.session.weights, first.grid].append(one)
+    for whole in alike.values():
+        backbone = whole[0].session.backbone
+        for some in split_batch(whole, backbone, MOST_STREAMS):
+            if len(some) > 1:
+                steps = [one.steps[0] for one in some]
+                times_s = [one.session.clock.mean_time(one.starts_s[0]) for one in some]
+                with suppress(Exception):
+                    seen = backbone.embed_steps(steps, times_s)
+                    for one, tokens in zip(some, seen, strict=True):
+                        one.session.still = one.steps[0], tokens

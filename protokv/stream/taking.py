@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.attention import ContextReaders, TokenCache
+from protokv.core.attention import TokenCache
 from protokv.core.parts import PositionedStep
 from protokv.core.step import StepTokens
-from protokv.device.arrays import concat_rows
+from protokv.device.arrays import KeysValues, concat_rows
 from protokv.device.runs import Runs
 from protokv.stream.asking import AskedStream
+from protokv.stream.joining import forward_caches, split_batch
 from protokv.timings import share_stage
 
 MOST_STREAMS = 8
@@ -37,11 +38,6 @@ class StepTaker(AskedStream):
     """A stream that takes embedded steps."""
 
     runs: Runs  # captures its forwards
-
-    @property
-    def joins_steps(self) -> bool:
-        """Whether its steps join others: no neighbours mix in its model, nothing is captured."""
-        return self.backbone.joins and bool(self.runs.why_not)
 
     @property
     def weights(self) -> Hashable:
@@ -79,18 +75,20 @@ class DueSteps:
 @torch.inference_mode()
 def take_together(due: Sequence[DueSteps], most: int = MOST_STREAMS) -> dict[StepTaker, Exception]:
     """Let different sessions take steps; return why some have not. Steps that join others
-    (`StepTaker.joins_steps`) go through their model together, at most so many, the others alone.
+    (`Backbone.joins`) go through their model together, at most so many, the others alone.
     """
     failed: dict[StepTaker, Exception] = {}
     for pieces in zip_longest(*(one.split() for one in due)):
         batches = dict[Hashable, list[DueSteps]]()
         for one in pieces:
             if one is not None and (session := one.session) not in failed:
-                joins = len(due) > 1 and session.joins_steps
+                joins = len(due) > 1 and session.backbone.joins
                 batches.setdefault(session.weights if joins else session, []).append(one)
         for batch in batches.values():
-            for start in range(0, len(batch), most):
-                _take_batch(batch[start : start + most], failed)
+            alone = len(batch) == 1
+            parts = [batch] if alone else split_batch(batch, batch[0].session.backbone, most)
+            for part in parts:
+                _take_batch(part, failed)
     for one in due:
         one.session._note_runs()
     return failed
@@ -121,46 +119,50 @@ def forward_steps(placed: dict[StepTaker, list[PositionedStep]]) -> list[Forward
     """Forward steps of sessions of one model; all in `torch.inference_mode()`."""
     first = next(iter(placed))
     tokens = [step.tokens for steps in placed.values() for step in steps]
+    sizes = tuple((len(one.embeddings), one.grid, repr(one.visual)) for one in tokens)
+    deep = [one.deepstack for one in tokens if one.deepstack is not None]
+    each = [[step.positions for step in steps] for steps in placed.values()]
+    embeddings, *lines = map(concat_rows, ([one.embeddings for one in tokens], *each))
 
-    def run(positions: Tensor, embeddings: Tensor, *deep: Tensor) -> list[ForwardedSteps]:
-        parts: list[tuple[StepTaker, slice, TokenCache]] = []
-        shown = list[Tensor]()
-        start = 0
-        for session, steps in placed.items():
-            own = slice(start, start := start + sum(len(step.positions) for step in steps))
-            context = session.placement.place(session.memory.context(), session.clock.next_position)
-            cache = session.cache.fork(context)
-            cache.queries = [] if session.memory.reads_queries else None
-            shown.append(session.placement.forward_positions(positions[own], context))
-            parts.append((session, own, cache))
+    def forward(cache: TokenCache, given: Sequence[Tensor]) -> Tensor:
+        positions, embeddings, *deep = given
         fed = tokens
         if deep:
             fed = [replace(one, deepstack=own) for one, own in zip(tokens, deep, strict=True)]
-        whole = parts[0][2]
-        where = shown[0]
-        if len(parts) > 1:
-            whole = whole.fork()
-            whole.readers = [ContextReaders(one.context, own, local=own) for _, own, one in parts]
-            whole.queries = None if all(one.queries is None for *_, one in parts) else []
-            where = torch.cat(shown)
-        first.backbone.forward(embeddings, where, whole, steps=fed)
-        keys, values = whole.read_all()
-        found: list[ForwardedSteps] = []
-        for session, own, cache in parts:
-            cache.settle() if cache is whole else cache.take(cache, own.stop - own.start)
-            place = session.placement.stream_keys
-            if cache.queries is not None and whole.queries:
-                queries = torch.stack([query[:, own].to(keys.device) for query in whole.queries])
-                cache.queries = [*place(queries, cache.context)]
-            found.append((place(keys[:, :, own], cache.context), values[:, :, own], cache))
-        return found
+        return first.backbone.forward(embeddings, positions, cache, steps=fed)
 
-    deep = [one.deepstack for one in tokens if one.deepstack is not None]
-    positions = [step.positions for steps in placed.values() for step in steps]
-    given = map(concat_rows, (positions, [one.embeddings for one in tokens]))
-    sizes = tuple((len(one.embeddings), one.grid, repr(one.visual)) for one in tokens)
-    memory = first.memory.context_key
-    # A capture reads the slots of one session, so those that are captured do not join.
-    key = None if memory is None or len(placed) > 1 else (sizes, first.cache.key, memory)
-    found: list[ForwardedSteps] = first.runs.run("forward", key, run, *given, *deep)
-    return found
+    def run(line: Tensor, *given: Tensor) -> ForwardedSteps:
+        cache, positions = _begin(first, line)
+        forward(cache, [positions, *given])
+        found = cache.read_all()
+        cache.settle()
+        return _end(first, cache, found)
+
+    if len(placed) == 1:
+        memory = first.memory.context_key
+        key = None if memory is None else (sizes, first.cache.key, memory)
+        return [first.runs.run("forward", key, run, *lines, embeddings, *deep)]
+    caches, positions = zip(*map(_begin, placed, lines), strict=True)
+    given = [torch.cat(positions), embeddings, *deep]
+    counts = [len(line) for line in lines]
+    found = forward_caches(first.backbone, sizes, caches, counts, forward, given)
+    return list(map(_end, placed, caches, found))
+
+
+def _begin(session: StepTaker, line: Tensor) -> tuple[TokenCache, Tensor]:
+    """Return the cache that forwards tokens at stream positions `[T, P]`, and the model's."""
+    placement = session.placement
+    context = placement.place(session.memory.context(), session.clock.next_position)
+    cache = session.cache.fork(context)
+    cache.queries = [] if session.memory.reads_queries else None
+    return cache, placement.forward_positions(line, context)
+
+
+def _end(session: StepTaker, cache: TokenCache, found: KeysValues) -> ForwardedSteps:
+    """Return what a settled cache has taken `[L, H, T, D]`, at stream positions."""
+    keys, values = found
+    place = session.placement.stream_keys
+    if cache.queries:
+        queries = torch.stack([query.to(keys.device) for query in cache.queries])
+        cache.queries = [*place(queries, cache.context)]
+    return place(keys, cache.context), values, cache

@@ -15,6 +15,7 @@ from itertools import count, groupby
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from protokv.core.attention import ContextReaders, TokenCache
 from protokv.core.backbone import Backbone
@@ -22,6 +23,7 @@ from protokv.core.context import CachedContext, Context
 from protokv.core.decoding import Decoding
 from protokv.stream.answer import Answer
 from protokv.stream.asking import AskedStream
+from protokv.stream.joining import join_forward
 from protokv.stream.reading import QuestionLogits
 
 MOST_TOGETHER = 8
@@ -50,11 +52,11 @@ class _Reader:
     context: Context
     position: int  # of what it wants
 
-    def __init__(self, asked: AskedQuestion, number: int) -> None:
+    def __init__(self, asked: AskedQuestion, number: int, *, alone: bool) -> None:
         self.asked = asked
         self.number = number
         session = asked.session
-        answer: Any = session.begin_answer if session.joins else session.stream
+        answer: Any = session.stream if alone else session.begin_answer
         self._pieces = answer(asked.question, asked.decoding, **asked.how)
 
     def go_on(self, sent: Any = None) -> Iterator[Said]:
@@ -85,13 +87,14 @@ def answer_together(join: Callable[[], Iterable[AskedQuestion]]) -> Iterator[Sai
     batches = dict[Backbone, _Batch]()
     live = list[_Reader]()
     numbers = count()
-    while True:
-        for asked in join():
-            live.append(_Reader(asked, next(numbers)))
+    while (new := list(join())) or live:
+        only = len(live) + len(new) == 1
+        for asked in new:
+            session = asked.session
+            alone = not session.joins or (only and session.captures)
+            live.append(_Reader(asked, next(numbers), alone=alone))
             yield from live[-1].go_on()
         live = [one for one in live if one.wanted is not None and not one.asked.is_given_up()]
-        if not live:
-            return
         # Questions of one session stand together.
         live.sort(key=lambda one: (id(one.asked.session.backbone), id(one.asked.session)))
         for model, group in groupby(live, lambda one: one.asked.session.backbone):
@@ -165,7 +168,11 @@ class _Batch:
         cache.queries = [] if records else None
         lines = [backbone.text_positions(one.position, len(one.wanted)) for one in some]
         embedded = backbone.embed_token(torch.cat([one.wanted for one in some]))
-        hidden = backbone.forward(embedded, torch.cat(lines), cache)
+        # Batches of next tokens come again and again; questions differ in size.
+        name = "questions together" if new else "tokens together"
+        key = None if new else ()
+        given = embedded, torch.cat(lines)
+        hidden = join_forward(backbone, name, key, cache, self._run_model, given)
         logits = backbone.logits(torch.stack([part[-1] for part in torch.split(hidden, sizes)]))
         found: list[Any] = [*logits]
         for index, one in enumerate(some):
@@ -176,6 +183,10 @@ class _Batch:
                 scores = logits[index : index + 1]
                 found[index] = QuestionLogits(scores, own, one.position, lines[0][:0])
         return found
+
+    def _run_model(self, cache: TokenCache, given: Sequence[Tensor]) -> Tensor:
+        embedded, positions = given
+        return self._backbone.forward(embedded, positions, cache)
 
     def _forget_others(self, live: set[int]) -> None:
         """Forget the tokens of questions that are answered, if they are more than half."""

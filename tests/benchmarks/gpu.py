@@ -346,42 +346,40 @@ def _measure_streams(
 def _measure_together(
     visit: Visit, backbone: Any, budget: int, steps: list[Any], count: int
 ) -> None:
-    """Time the answers to so many questions one by one, as they are captured, and in one forward,
-    which is not; and steps of so many streams in the same two ways.
+    """Time the answers to so many questions, and steps of so many streams: each captured by itself,
+    in one forward that is captured around attention, and in one that is not captured.
     """
     one = Session.start(backbone, MemoryConfig.of("durable", budget=budget))
     for i in range(budget // len(steps[0]) + 5):
         one.take([steps[i % len(steps)]], [i * one.clock.step_seconds])
-    question = "what is the first star ?"
     decoding = Decoding(3 if visit.tiny else 10, temperature=0)
     rounds = 1 if visit.tiny else 3
-    asked = [AskedQuestion(one, question, decoding) for _ in range(count)]
-    one.ask(question, decoding)
-    alone = timed(lambda _: [one.ask(question, decoding) for _ in range(count)], rounds)
-    joins = type(one).joins
-    try:
-        type(one).joins = True  # type: ignore[assignment, method-assign]
-        list(ask_together(asked))
-        together = timed(lambda _: list(ask_together(asked)), rounds)
-    finally:
-        type(one).joins = joins  # type: ignore[method-assign]
-    visit.say(together=count, one_by_one_ms=alone, in_one_forward_ms=together)
+    asked = [AskedQuestion(one, "what is the first star ?", decoding) for _ in range(count)]
     sessions = [Session.start(backbone, one.config) for _ in range(count)]
 
-    def take(i: int) -> None:
+    def take(i: int, most: int) -> None:
         due = [DueSteps(own, [steps[i % len(steps)]], [own.clock.next_start_s]) for own in sessions]
-        assert not take_together(due)
+        assert not take_together(due, most)
 
-    row = {}
-    joins_steps = Session.joins_steps
+    def measure(way: str, most: int) -> None:
+        timed(lambda i: take(i, most), 4)
+        list(ask_together(asked, most))
+        visit.say(
+            together=count,
+            way=way,
+            steps_ms=timed(lambda i: take(i, most), 4 * rounds),
+            answers_ms=timed(lambda _: list(ask_together(asked, most)), rounds),
+            peak_gib=peak(),
+        )
+
+    measure("one by one", 1)
+    measure("together", count)
+    captured = backbone.runs.why_not
+    backbone.runs.why_not = "left out"
     try:
-        for name in ("captured_in_turn_ms", "in_one_forward_ms"):
-            timed(take, 4)
-            row[name] = timed(take, 4 * rounds)
-            Session.joins_steps = True  # type: ignore[assignment, method-assign]
+        measure("together, not captured", count)
     finally:
-        Session.joins_steps = joins_steps  # type: ignore[method-assign]
-    visit.say(streams_together=count, **row)
+        backbone.runs.why_not = captured
 
 
 def _measure_memory(

@@ -285,7 +285,7 @@ def test_a_token_sees_slots_and_answer_as_one(
         )
         with patch.object(kernels, "uses_bias_columns", lambda *_: True):
             room.enter(count + more)
-            out = cache.attend(0, query, new[:H], new[H:], D**-0.5)
+            out = cache.attend(0, query, (new[:H], new[H:]), D**-0.5)
         said.append(new[:, :count])
         tail = torch.cat(said, 1)
         asks = query[:, :count], [KVSegment(keys, values, bias)], (tail[:H], tail[H:]), D**-0.5

@@ -2,8 +2,10 @@
 them.
 """
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,10 +19,13 @@ from protokv.device.runs import Runs
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
 from protokv.stream.answer import Answer
+from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.stream.session import Session
+from protokv.stream.together import AskedQuestion, ask_together
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames, slow, wide
-from tests.counting import record
+from tests.counting import RecordedCapture
+from tests.memories.rules import SnapKVConfig
 
 QUESTIONS = (
     "what is red ?",
@@ -37,7 +42,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(runs, "_can_capture", lambda device: True)
     monkeypatch.setattr(runs, "_make_pool", lambda: 0)
     monkeypatch.setattr(runs, "_make_stream", lambda device: None)
-    monkeypatch.setattr(runs, "_capture", record)
+    monkeypatch.setattr(runs, "Capture", RecordedCapture)
     return monkeypatch
 
 
@@ -101,9 +106,9 @@ def test_a_stream_by_graphs_gives_the_bytes_of_one_without(
     )
     session, said, how = watch(backbone, config, steps)
     # The paper's rule asks the device.
-    update = {"the memory shows other buffers each time"} if kind == "paper" else set()
+    update = {"it has other sizes or other buffers each time"} if kind == "paper" else set()
     assert how == {"graph"} | update
-    recorded.setattr(runs, "_capture", refuse)
+    recorded.setattr(runs, "Capture", refuse)
     eager, expected, how = watch(backbone, config, steps)
     assert how == {"not captured: it branches"} | update
     tensors = eager.tensors()
@@ -132,7 +137,12 @@ def test_a_second_answer_leaves_the_first_alone(
 def test_shapes_that_come_once_are_not_captured(recorded: pytest.MonkeyPatch) -> None:
     some = Runs(torch.device("cpu"))
     captured = []
-    recorded.setattr(runs, "_capture", lambda call, *_: captured.append(call) or record(call))
+
+    def capture(*given: Any) -> RecordedCapture:
+        captured.append(given)
+        return RecordedCapture(*given)
+
+    recorded.setattr(runs, "Capture", capture)
     for often in (1, 3):
         for size in range(1, 10):
             for _ in range(often):
@@ -141,3 +151,75 @@ def test_shapes_that_come_once_are_not_captured(recorded: pytest.MonkeyPatch) ->
                 ).tolist() == [2] * (size + often)
         assert len(captured) == (runs.MOST_GRAPHS if often > 1 else 0)
     assert some.how == {"double": "it has too many shapes"}
+
+
+def test_what_is_outside_of_a_capture_is_called_anew(recorded: pytest.MonkeyPatch) -> None:
+    some = Runs(torch.device("cpu"))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        first = some.leave(x + 1, 10)
+        return some.leave(2 * first, 100) + first
+
+    for factor in range(1, 5):
+        result = some.run(
+            "twice",
+            "",
+            call,
+            torch.full((3,), float(factor)),
+            outside=lambda query, added, factor=factor: factor * query + added,
+        )
+        first = factor * (factor + 1) + 10
+        assert result.tolist() == [factor * 2 * first + 100 + first] * 3
+    assert some.how == {"twice": "graph"}
+
+
+KINDS = ["durable", "infinipot-v", "paper", "durable"]
+
+
+def watch_in_turns(
+    backbone: Backbone, configs: Sequence[MemoryConfig], rounds: int
+) -> tuple[list[Session], list[str]]:
+    """Return streams of which others are due each time, and answers that were asked together."""
+    backbone.runs = Runs(backbone.device)
+    sessions = [Session.start(backbone, config) for config in configs]
+    said = list[str]()
+    random = Random(7)
+    for index in range(rounds):
+        some = random.sample(sessions, random.choice([1, 2, 3, 4, 4, 5]))
+        frames = [random_frames(index + 9 * n, backbone.frames_per_step) for n in range(len(some))]
+        due = [
+            StepsToWatch(one, [backbone.prepare(own)], [one.clock.next_start_s])
+            for one, own in zip(some, frames, strict=True)
+        ]
+        watch_together(due)
+        assert not any(one.error for one in due)
+        if index % 4 == 3:
+            asked = [
+                AskedQuestion(one, QUESTIONS[n % 3], Decoding(9, temperature=0))
+                for n, one in enumerate(some)
+            ]
+            said += [answer.text for answer in ask_together(asked)]
+    return sessions, said
+
+
+@pytest.mark.parametrize("family", [None, "qwen3_vl", *wide("llava_onevision", "internvl")])
+def test_streams_and_questions_by_graphs_give_the_bytes_of_those_without(
+    family: str | None, tiny: Backbone, recorded: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backbone = tiny
+    if family is not None:
+        folder = str(BUILDERS[family](tmp_path))
+        backbone = load_backbone(folder, device="cpu", dtype="float32")
+    # One of them reads the queries of a step, too.
+    configs = [*(MemoryConfig.of(kind, budget=44) for kind in KINDS), SnapKVConfig(budget=52)]
+    sessions, said = watch_in_turns(backbone, configs, 24)
+    assert backbone.runs is not None
+    how = backbone.runs.how
+    assert how.items() >= {("steps together", "graph"), ("tokens together", "graph")}
+    recorded.setattr(runs, "Capture", refuse)
+    others, expected = watch_in_turns(backbone, configs, 24)
+    assert backbone.runs.how["steps together"] == "not captured: it branches"
+    assert said == expected
+    for one, other in zip(sessions, others, strict=True):
+        assert one.clock == other.clock
+        torch.testing.assert_close(one.tensors(), other.tensors(), rtol=0, atol=0)

@@ -58,7 +58,7 @@ class WithoutSums(StubBackbone):
             query, keys, values = (
                 x.unflatten(1, (-1, self.head_size)).transpose(0, 1).split([HEADS, 2, 2])
             )
-            out = cache.attend(layer, query, keys, values, 0.3).transpose(0, 1).flatten(1)
+            out = cache.attend(layer, query, (keys, values), 0.3).transpose(0, 1).flatten(1)
             x = x + torch.nn.functional.pad(out, (0, x.shape[1] - out.shape[1]))
         return x
 
