@@ -107,12 +107,6 @@ def test_a_promise_needs_as_many_right_answers_as_are_said() -> None:
             assert make_calibration(right, right).find_threshold(promise) == found
 
 
-def test_a_question_of_another_kind_is_not_known() -> None:
-    one = make_calibration([], [])
-    assert one.knows("what colour was the square?")
-    assert not one.knows("How many dogs are there?")
-
-
 def calibrate(session: Session, folder: Path, sure: float, *, wrong: int = 0) -> None:
     """Write a calibration of 40 answers of one log probability."""
     rows = [
