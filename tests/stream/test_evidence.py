@@ -37,27 +37,21 @@ def literal(session: Session) -> dict[int, float]:
     everything.
     """
     backbone = session.backbone
-    placement = session.placement
-    context = placement.place(session.memory.recall(), session.clock.next_position)
-    ids = backbone.suffix_ids(QUESTION)
-    tail = session.cache.fork(context)
-    tail.queries = []
-    with torch.inference_mode():
-        positions = backbone.text_positions(placement.text_start(context, session.clock), len(ids))
-        backbone.forward(backbone.embed_text(ids), positions, tail)
+    reading = session.read_question(QUESTION, record=True)
+    cache = reading.cache
+    assert cache.queries is not None
     layers = backbone.reading_layers or range(backbone.layers)
     found: dict[int, float] = {}
     for layer in layers:
-        query = tail.queries[layer]
-        places = context.positions_at(layer)
+        query = cache.queries[layer]
+        places = cache.context.positions_at(layer)
         assert places is not None
-        segments = context.at(layer, query)
-        weights = plain.weights(
-            query, segments, tail.memory_layers[layer].read()[0], backbone.head_size**-0.5
-        )[:, -1]
+        segments = cache.context.at(layer, query)
+        keys, _ = cache.memory_layers[layer].read()
+        weights = plain.weights(query, segments, keys, backbone.head_size**-0.5)[:, -1]
         bias = torch.cat([segment.bias for segment in segments], 1)
         heads = len(weights)
-        groups = len(weights) // len(bias)
+        groups = heads // len(bias)
         for head in range(heads):
             for slot in range(len(backbone.prefix_ids), bias.shape[1]):
                 log_n = float(bias[head // groups, slot])

@@ -20,7 +20,7 @@ from protokv.errors import ConfigError, QuestionError
 from protokv.memories import MemoryConfig
 from protokv.stream.answer import Answer
 from protokv.stream.session import Session
-from protokv.stream.together import AskedQuestion, answer_together, ask_together
+from protokv.stream.together import AskedQuestion, answer_together, ask_together, stream_together
 from protokv.texts import Keywords
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, WORDS
@@ -106,8 +106,17 @@ def test_answers_together_are_those_one_by_one(
     each = [
         AskedQuestion(sessions[place], text, decoding, how) for place, text, decoding, how in given
     ]
-    for one, found in zip(each, ask_together(each, most), strict=True):
-        tell_apart(one.session, found, one.session.ask(one.question, one.decoding, **one.how))
+    waiting = iter(each)
+    said = ""
+    for item in stream_together(each, most):
+        if isinstance(item, str):
+            said += item
+        else:
+            one = next(waiting)
+            assert said.strip() == item.text
+            said = ""
+            tell_apart(one.session, item, one.session.ask(one.question, one.decoding, **one.how))
+    assert not [*waiting]
 
 
 def count_forwards(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -193,18 +202,6 @@ def test_a_question_that_is_refused_or_given_up_leaves_the_others(
     answer = found[each[1]]
     assert isinstance(answer, Answer)
     assert answer.text == session.ask(QUESTIONS[0], short).text
-
-
-def test_pieces_are_those_of_the_answer(sessions: list[Session]) -> None:
-    waiting = [[AskedQuestion(sessions[place], QUESTIONS[place]) for place in range(3)]]
-    pieces: dict[AskedQuestion, str] = {}
-    for one, item in answer_together(lambda: waiting.pop() if waiting else ()):
-        if isinstance(item, str):
-            pieces[one] = pieces.get(one, "") + item
-        else:
-            assert isinstance(item, Answer)
-            assert pieces.pop(one, "").strip() == item.text
-    assert not pieces
 
 
 def test_no_question_is_lost_behind_those_that_join_none(sessions: list[Session]) -> None:
