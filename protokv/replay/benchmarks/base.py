@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import ClassVar
 
 from protokv.replay.questions import ReplayQuestion
@@ -53,6 +54,8 @@ class Benchmark(ABC):
     open_ended: ClassVar[bool] = False  # answers are sentences, for a judge to read
     max_new_tokens: ClassVar[int] = 16
     judge: ClassVar[str] = ""  # the rule of `is_right`, if it is not the benchmark's own
+    # numbers that papers print -> types, or numbers before, whose mean each is
+    averages: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     @property
     def prompt_hash(self) -> str:
@@ -87,13 +90,8 @@ class Benchmark(ABC):
 
         A number is left out if one of its types was not asked.
         """
-        return {}
-
-
-def average_question_types(shares: Mapping[str, float], types: Sequence[str]) -> float | None:
-    """Return the mean over types, each counted once; None unless all were asked."""
-    return (
-        sum(shares[name] for name in types) / len(types)
-        if types and all(t in shares for t in types)
-        else None
-    )
+        known = dict(shares)
+        for name, parts in self.averages.items():
+            if all(part in known for part in parts):
+                known[name] = fmean(known[part] for part in parts)
+        return {name: known[name] for name in self.averages if name in known}

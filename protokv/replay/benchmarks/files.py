@@ -6,63 +6,24 @@ trusted: the file is the one below the folder with the longest equal ending.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.texts import JsonRecord
 
+_Rows = TypeVar("_Rows")
 _VIDEOS = ("", "videos", "video", "src_videos", "data", "data/videos")
 _SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".npy")
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotationRecord:
-    """An object of annotations, and its place for errors.
-
-    Every reader raises ConfigError, which names the place, where the object is not as published.
-    """
-
-    values: JsonRecord
-    where: str
-
-    def read(self, name: str, *kinds: type) -> Any:
-        """Return a field of one of some types, text by default."""
-        value = self.values.get(name)
-        if not isinstance(value, kinds or str) or isinstance(value, bool):
-            raise self.refuse(
-                f"{name} is {type(value).__name__}" if name in self.values else f"{name} is missing"
-            )
-        return value
-
-    def read_all(self, name: str, what: str) -> Iterator[AnnotationRecord]:
-        """Yield the objects of a list; `what` names one of them."""
-        for number, values in enumerate(self.read(name, list)):
-            yield AnnotationRecord(values, f"{self.where} {what} {number}")
-
-    def read_options(self, name: str = "options") -> list[str]:
-        """Return the options of a choice without the letter that some files write before them: `A.
-        red` is `red`.
-        """
-        return [re.sub(r"^\(?[A-Z][.):]\s*", "", str(option)) for option in self.read(name, list)]
-
-    def read_letter(self, options: Sequence[str]) -> str:
-        """Return the answer, the letter of an option."""
-        letter: str = self.read("answer").strip()
-        if letter not in list(ascii_uppercase[: len(options)]):
-            raise self.refuse(f"answer {letter!r} is none of {len(options)} options")
-        return letter
-
-    def refuse(self, why: str) -> ConfigError:
-        """Return the error of this place."""
-        return ConfigError(
-            f"{self.where}: {why}", hint="use the annotations as they were published"
-        )
+def strip_letters(options: Sequence[Any]) -> list[str]:
+    """Return options without the letter that some files write before them: `A. red` is `red`."""
+    return [re.sub(r"^\(?[A-Z][.):]\s*", "", str(option)) for option in options]
 
 
 def list_choices(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
@@ -102,29 +63,25 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
     return found
 
 
-def read_annotations(path: Path) -> Iterator[AnnotationRecord]:
-    """Yield the objects of a JSON list or a Parquet table. ConfigError: the file holds
-    something else.
+def read_annotations(path: Path, kind: type[_Rows]) -> _Rows:
+    """Read a JSON list or a Parquet table as a list of one kind. ConfigError: the file holds
+    something else; names the place.
     """
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as parquet
 
-            rows: Any = parquet.read_table(path).to_pylist()
-        else:
-            rows = json.loads(path.read_text(encoding="utf-8"))
+            return msgspec.convert(parquet.read_table(path).to_pylist(), kind)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except ImportError as error:
         raise ConfigError(
             f"reading {path.name} needs pyarrow", hint="pip install pyarrow"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read as annotations: {error}", hint="download it again"
+            f"{path} cannot be read as annotations: {error}",
+            hint="use the annotations as they were published",
         ) from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{path} is no list of objects", hint="use the file as it was published")
-    for number, row in enumerate(rows):
-        yield AnnotationRecord(row, f"{path.name} entry {number}")
 
 
 def find_dataset_video(root: Path, path: str) -> Path | None:

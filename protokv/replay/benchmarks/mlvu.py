@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Any, ClassVar
 
-from protokv.replay.benchmarks.base import (
-    AskedQuestions,
-    Benchmark,
-    BenchmarkVideo,
-    QuestionType,
-    average_question_types,
-)
+import msgspec
+
+from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
 from protokv.replay.benchmarks.files import (
     find_annotations,
     find_dataset_file,
@@ -55,6 +51,13 @@ _TASKS = {
 }
 
 
+class _Row(msgspec.Struct):
+    video: str
+    question: str
+    candidates: list[Any]
+    answer: str
+
+
 class Mlvu(Benchmark):
     """Seven tasks, one file each."""
 
@@ -62,6 +65,7 @@ class Mlvu(Benchmark):
     types = tuple(QuestionType(kind, group) for kind, group in _TASKS.values())
     templates = (_PROMPT,)
     source = "https://github.com/JUNJIE99/MLVU"
+    averages: ClassVar = {"M-Avg (official)": [kind for kind, _ in _TASKS.values()]}
 
     def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read the files that are there; a missing one is noted."""
@@ -72,18 +76,23 @@ class Mlvu(Benchmark):
             if path is None:
                 notes[f"{task}.json is missing"] = 1
                 continue
-            for number, row in enumerate(read_annotations(path)):
-                options = [str(option) for option in row.read("candidates", list)]
-                text = row.read("question")
-                answer = row.read("answer")
-                video = f"{task}/{row.read('video')}"
+            for number, row in enumerate(read_annotations(path, list[_Row])):
+                options = [str(option) for option in row.candidates]
+                video = f"{task}/{row.video}"
                 # The authors' code takes the last letter of candidates that stand twice.
                 letters = {option: ascii_uppercase[i] for i, option in enumerate(options)}
-                letter = letters.get(answer, _NO_LETTER)
+                letter = letters.get(row.answer, _NO_LETTER)
                 notes["questions whose answer is none of their candidates"] += letter == _NO_LETTER
-                prompt = _PROMPT.format(question=text, options=list_choices(options, "({}) {}"))
+                choices = list_choices(options, "({}) {}")
                 question = ReplayQuestion(
-                    f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt
+                    f"{task}-{number}",
+                    row.question,
+                    letter,
+                    kind,
+                    math.inf,
+                    "end",
+                    self.name,
+                    _PROMPT.format(question=row.question, options=choices),
                 )
                 yield BenchmarkVideo(video, video), question
 
@@ -92,8 +101,3 @@ class Mlvu(Benchmark):
         end = prediction.find(")")
         letter = prediction if end < 0 else prediction[max(0, end - 1) : end]
         return letter == expected
-
-    def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """Return M-Avg."""
-        average = average_question_types(shares, [kind for kind, _ in _TASKS.values()])
-        return {} if average is None else {"M-Avg (official)": average}

@@ -17,23 +17,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Annotated, Any, ClassVar, Literal
 
-from protokv.replay.benchmarks.base import (
-    AskedQuestions,
-    Benchmark,
-    BenchmarkVideo,
-    QuestionType,
-    average_question_types,
-)
-from protokv.replay.benchmarks.files import (
-    AnnotationRecord,
-    find_annotations,
-    list_choices,
-    read_annotations,
-)
+import msgspec
+
+from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
+from protokv.replay.benchmarks.files import find_annotations, list_choices, read_annotations
 from protokv.replay.questions import ReplayQuestion
 
 _BACKWARD = ("EPM", "ASI", "HLD")
@@ -77,6 +69,30 @@ Do not include any additional text or explanation in your response.
 """
 
 
+_Task = Literal["EPM", "ASI", "HLD", "OCR", "ACR", "ATR", "STU", "FPD", "OJR", "REC", "SSR", "CRR"]
+
+
+class _Probe(msgspec.Struct):
+    realtime: float
+    count: int = 0
+    step: str = ""
+    type: int = 0
+
+
+class _Entry(msgspec.Struct):
+    task: _Task
+    id: int | str
+    video: str
+    question: str = ""
+    activity: str = ""
+    # of choices
+    realtime: float = math.inf
+    options: list[Any] = []
+    gt: Annotated[int, msgspec.Meta(ge=0, lt=len(ascii_uppercase))] = 0
+    # of forward tasks
+    test_info: list[_Probe] = []
+
+
 class OvoBench(Benchmark):
     """All twelve tasks."""
 
@@ -88,15 +104,21 @@ class OvoBench(Benchmark):
     )
     templates = (_CHOICE, _COUNT, _STEP, _CLUE)
     source = "https://github.com/JoeLeelyf/OVO-Bench"
+    averages: ClassVar = {
+        "backward": _BACKWARD,
+        "backward without HLD": ("EPM", "ASI"),
+        "real-time": _REAL_TIME,
+        "forward": _FORWARD,
+        "mean of real-time and backward": ("real-time", "backward"),
+        "mean of the three categories (official)": ("real-time", "backward", "forward"),
+    }
 
     def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read all entries; each probe of a forward task is a question of its own."""
-        for row in read_annotations(
-            find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)
-        ):
-            video = row.read("video")
-            for question in _questions(row):
-                yield BenchmarkVideo(video, video), question
+        path = find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)
+        for row in read_annotations(path, list[_Entry]):
+            for question in _list_probes(row) if row.task in _FORWARD else [_make_choice(row)]:
+                yield BenchmarkVideo(row.video, row.video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Find the letter, the number, or yes or no anywhere in the answer."""
@@ -104,73 +126,33 @@ class OvoBench(Benchmark):
             return "".join(re.findall(r"\d+", prediction)) == expected
         return expected in prediction or (kind in _FORWARD and prediction == expected[0])
 
-    def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """Return the three categories, backward without HLD, and the two totals in use."""
-        backward, real_time, forward = (
-            average_question_types(shares, tasks) for tasks in (_BACKWARD, _REAL_TIME, _FORWARD)
-        )
-        found = {
-            "backward": backward,
-            "backward without HLD": average_question_types(shares, _BACKWARD[:2]),
-            "real-time": real_time,
-            "forward": forward,
-        }
-        if backward is not None and real_time is not None:
-            found["mean of real-time and backward"] = (real_time + backward) / 2
-            if forward is not None:
-                found["mean of the three categories (official)"] = (
-                    real_time + backward + forward
-                ) / 3
-        return {name: value for name, value in found.items() if value is not None}
+
+def _list_probes(row: _Entry) -> Iterator[ReplayQuestion]:
+    for number, probe in enumerate(row.test_info):
+        answer = "Yes" if probe.type else "No"
+        if row.task == "REC":
+            text = f"How many times did they {row.activity}?"
+            template = _COUNT
+            answer = str(probe.count)
+        elif row.task == "SSR":
+            text = probe.step
+            template = _STEP
+        else:
+            text = row.question
+            template = _CLUE
+        yield _ask(row, f"{row.id}-{number}", text, answer, probe.realtime, template)
 
 
-def _questions(row: AnnotationRecord) -> Iterator[ReplayQuestion]:
-    kind = row.read("task")
-    name = str(row.read("id", int, str))
-    if kind in _FORWARD:
-        for number, probe in enumerate(row.read_all("test_info", "probe")):
-            text, template, answer = _probe(kind, row, probe)
-            prompt = template.format(question=text).strip()
-            at_s = _time_of_asking(probe)
-            yield ReplayQuestion(
-                f"{name}-{number}", text, answer, kind, at_s, "query", OvoBench.name, prompt
-            )
-        return
-    if kind not in (*_BACKWARD, *_REAL_TIME):
-        raise row.refuse(f"task {kind!r} is none of OVO-Bench")
-    options = [str(option) for option in row.read("options", list)]
-    gold = row.read("gt", int)
-    text = row.read("question")
-    if not 0 <= gold < len(options):
-        raise row.refuse(f"gt {gold} is none of {len(options)} options")
-    prompt = _CHOICE.format(question=text, options=list_choices(options, "{}. {};", " ")).strip()
-    yield ReplayQuestion(
-        name,
-        text,
-        ascii_uppercase[gold],
-        kind,
-        _time_of_asking(row),
-        "query",
-        OvoBench.name,
-        prompt,
-    )
+def _make_choice(row: _Entry) -> ReplayQuestion:
+    options = list_choices([str(option) for option in row.options], "{}. {};", " ")
+    letter = ascii_uppercase[row.gt]
+    return _ask(row, str(row.id), row.question, letter, row.realtime, _CHOICE, options)
 
 
-def _probe(kind: str, row: AnnotationRecord, probe: AnnotationRecord) -> tuple[str, str, str]:
-    """Return the question of a probe, its template and its answer."""
-    if kind == "REC":
-        return (
-            f"How many times did they {row.read('activity')}?",
-            _COUNT,
-            str(probe.read("count", int)),
-        )
-    answer = "Yes" if probe.read("type", int) else "No"
-    return (
-        (probe.read("step"), _STEP, answer)
-        if kind == "SSR"
-        else (row.read("question"), _CLUE, answer)
-    )
-
-
-def _time_of_asking(row: AnnotationRecord) -> float:
-    return float(math.ceil(row.read("realtime", int, float)))
+def _ask(
+    row: _Entry, name: str, text: str, answer: str, time_s: float, template: str, options: str = ""
+) -> ReplayQuestion:
+    prompt = template.format(question=text, options=options).strip()
+    # The prefix of a query ends at its time, rounded up.
+    at_s = time_s if time_s == math.inf else float(math.ceil(time_s))
+    return ReplayQuestion(name, text, answer, row.task, at_s, "query", OvoBench.name, prompt)

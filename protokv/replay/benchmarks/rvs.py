@@ -20,10 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
 from protokv.replay.benchmarks.files import find_annotations, find_dataset_file, read_annotations
 from protokv.replay.questions import F1_SCORING_RULE, LEAST_RIGHT_F1, ReplayQuestion, score_token_f1
 
+_KnownTypes = Mapping[tuple[str, str], Mapping[str, set[str]]]
+"""(question, answer) -> type -> videos."""
 _UNJOINED = "unjoined"
 
 _TYPES = (
@@ -34,6 +38,29 @@ _TYPES = (
     QuestionType("Action Caption", "scene", retrospective=False),
     QuestionType(_UNJOINED, retrospective=False),
 )
+
+
+class _Conversation(msgspec.Struct):
+    question: str
+    answer: str
+    end_time: float
+
+
+class _Film(msgspec.Struct):
+    video_id: str
+    conversations: list[_Conversation]
+    video_path: str | None = None
+    clip_start_time: float | None = None
+    clip_end_time: float | None = None
+
+
+class _Original(msgspec.Struct):
+    question: str
+    answer: str
+    answer_type: str
+    video_id: Any = None
+    video_name: Any = None
+    original_video: Any = None
 
 
 class _Rvs(Benchmark):
@@ -58,23 +85,22 @@ class _Rvs(Benchmark):
         original = find_dataset_file(root, self.originals)
         known = _read_types(original) if original else {}
         notes[f"types are unknown without {self.originals[0]}"] = original is None
-        for record in read_annotations(path):
-            name = record.read("video_id")
-            start, end = (record.values.get(f"clip_{which}_time") for which in ("start", "end"))
-            known_clip = isinstance(start, int | float) and isinstance(end, int | float)
-            clip_s = (float(start or 0), float(end or 0)) if known_clip else None
-            video = BenchmarkVideo(name, str(record.values.get("video_path") or name), clip_s)
-            for number, row in enumerate(record.read_all("conversations", "conversation")):
-                text = row.read("question")
-                answer = row.read("answer")
-                kind = _join(known, name, text, answer)
+        for film in read_annotations(path, list[_Film]):
+            name = film.video_id
+            clip_s = None
+            if film.clip_start_time is not None and film.clip_end_time is not None:
+                clip_s = film.clip_start_time, film.clip_end_time
+            video = BenchmarkVideo(name, film.video_path or name, clip_s)
+            for number, row in enumerate(film.conversations):
+                kind = _join(known, name, row)
                 notes["questions without a type"] += kind == _UNJOINED
-                asked_s = float(row.read("end_time", int, float))
-                text = text.strip()
-                answer = answer.strip()
+                text = row.question.strip()
+                answer = row.answer.strip()
                 yield (
                     video,
-                    ReplayQuestion(str(number), text, answer, kind, asked_s, "query", self.name),
+                    ReplayQuestion(
+                        str(number), text, answer, kind, row.end_time, "query", self.name
+                    ),
                 )
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
@@ -98,20 +124,17 @@ class RvsMovie(_Rvs):
     originals = ("test_qa_movienet.json",)
 
 
-def _read_types(path: Path) -> Mapping[tuple[str, str], Mapping[str, set[str]]]:
-    """Return (question, answer) -> type -> videos."""
+def _read_types(path: Path) -> _KnownTypes:
     found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for row in read_annotations(path):
-        key = _plain(row.read("question")), _plain(row.read("answer"))
-        names = (row.values.get(name) for name in ("video_id", "video_name", "original_video"))
-        found[key][row.read("answer_type")].update(str(name) for name in names if name)
+    for row in read_annotations(path, list[_Original]):
+        names = (row.video_id, row.video_name, row.original_video)
+        found[_plain(row)][row.answer_type].update(str(name) for name in names if name)
     return found
 
 
-def _join(
-    known: Mapping[tuple[str, str], Mapping[str, set[str]]], video: str, text: str, answer: str
-) -> str:
-    kinds: Mapping[str, Any] = known.get((_plain(text), _plain(answer)), {})
+def _join(known: _KnownTypes, video: str, row: _Conversation) -> str:
+    """Return the type of a question that is known by text, answer and, of several, its video."""
+    kinds = known.get(_plain(row), {})
     if len(kinds) > 1:
         kinds = {
             kind: videos for kind, videos in kinds.items() if any(video in name for name in videos)
@@ -119,5 +142,5 @@ def _join(
     return next(iter(kinds)) if len(kinds) == 1 else _UNJOINED
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.split())
+def _plain(row: _Conversation | _Original) -> tuple[str, str]:
+    return " ".join(row.question.split()), " ".join(row.answer.split())

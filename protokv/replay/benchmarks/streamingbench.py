@@ -14,16 +14,18 @@ Clock times are sums of powers of 60 in any form (`00:24`, `0:07:40`), as in the
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
 
 from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
 from protokv.replay.benchmarks.files import (
-    AnnotationRecord,
     find_annotations,
     list_choices,
     read_annotations,
+    strip_letters,
 )
 from protokv.replay.questions import ReplayQuestion
 
@@ -54,6 +56,25 @@ _TASKS = (
 )
 
 
+class _Question(msgspec.Struct):
+    question: str
+    options: list[Any]
+    answer: str
+    task_type: str
+    time_stamp: Annotated[str, msgspec.Meta(pattern=r"^\s*\d+(:\d+)*\s*$")]
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of `0:07:40` or `00:12450`: the parts times powers of 60."""
+        parts = reversed(self.time_stamp.split(":"))
+        return float(sum(int(part) * 60**i for i, part in enumerate(parts)))
+
+
+class _Entry(msgspec.Struct):
+    video_path: str
+    questions: list[_Question]
+
+
 class StreamingBench(Benchmark):
     """The ten real-time tasks."""
 
@@ -69,32 +90,23 @@ class StreamingBench(Benchmark):
             root, ("questions_real.json", "questions_real_stream.json"), self.name
         )
         asked = Counter[str]()
-        for entry in read_annotations(path):
-            video = entry.read("video_path")
-            for row in entry.read_all("questions", "question"):
-                options = row.read_options()
-                text = row.read("question")
-                kind = row.read("task_type").removesuffix(" Perception")
-                prompt = _PROMPT.format(question=text, options=list_choices(options))
-                letter = row.read_letter(options)
-                time_s = parse_annotated_time(row, "time_stamp")
-                name = str(asked[video])
-                asked[video] += 1
+        for entry in read_annotations(path, list[_Entry]):
+            video = entry.video_path
+            for row in entry.questions:
+                choices = list_choices(strip_letters(row.options))
                 question = ReplayQuestion(
-                    name, text, letter, kind, time_s, "query", self.name, prompt
+                    str(asked[video]),
+                    row.question,
+                    row.answer.strip(),
+                    row.task_type.removesuffix(" Perception"),
+                    row.time_s,
+                    "query",
+                    self.name,
+                    _PROMPT.format(question=row.question, options=choices),
                 )
+                asked[video] += 1
                 yield BenchmarkVideo(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the first character."""
         return prediction[:1] == expected
-
-
-def parse_annotated_time(row: AnnotationRecord, name: str) -> float:
-    """Return the seconds of `0:07:40` or `00:12450`: its parts times powers of 60. ConfigError: it
-    is no clock time.
-    """
-    text = row.read(name).strip()
-    if not re.fullmatch(r"\d+(:\d+)*", text):
-        raise row.refuse(f"{text!r} is no clock time")
-    return float(sum(int(part) * 60**i for i, part in enumerate(reversed(text.split(":")))))

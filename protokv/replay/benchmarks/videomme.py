@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
-from protokv.replay.benchmarks.base import (
-    AskedQuestions,
-    Benchmark,
-    BenchmarkVideo,
-    QuestionType,
-    average_question_types,
+import msgspec
+
+from protokv.replay.benchmarks.base import AskedQuestions, Benchmark, BenchmarkVideo, QuestionType
+from protokv.replay.benchmarks.files import (
+    find_annotations,
+    list_choices,
+    read_annotations,
+    strip_letters,
 )
-from protokv.replay.benchmarks.files import find_annotations, list_choices, read_annotations
 from protokv.replay.questions import ReplayQuestion
 
 _PROMPT = """Select the best answer to the following multiple-choice question based on the video. \
@@ -48,6 +49,15 @@ _PREFIXES = (
 )
 
 
+class _Row(msgspec.Struct):
+    question_id: str
+    videoID: str
+    duration: str
+    question: str
+    options: list[Any]
+    answer: str
+
+
 class VideoMme(Benchmark):
     """The three lengths are its types."""
 
@@ -55,20 +65,25 @@ class VideoMme(Benchmark):
     types = tuple(QuestionType(name, name) for name in _DURATIONS)
     templates = (_PROMPT,)
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
+    # The lengths have equally many questions.
+    averages: ClassVar = {"overall (mean of lengths)": _DURATIONS}
 
     def read(self, root: Path, notes: Counter[str]) -> AskedQuestions:
         """Read the table; all questions are asked at the end."""
         names = ("test-00000-of-00001.parquet", "videomme.parquet", "videomme.json")
-        for row in read_annotations(find_annotations(root, names, self.name)):
-            options = row.read_options()
-            text = row.read("question")
-            kind = row.read("duration")
-            prompt = _PROMPT.format(question=text, options=list_choices(options))
-            letter = row.read_letter(options)
+        for row in read_annotations(find_annotations(root, names, self.name), list[_Row]):
+            choices = list_choices(strip_letters(row.options))
             question = ReplayQuestion(
-                row.read("question_id"), text, letter, kind, math.inf, "end", self.name, prompt
+                row.question_id,
+                row.question,
+                row.answer.strip(),
+                row.duration,
+                math.inf,
+                "end",
+                self.name,
+                _PROMPT.format(question=row.question, options=choices),
             )
-            yield BenchmarkVideo(row.read("videoID"), row.read("videoID")), question
+            yield BenchmarkVideo(row.videoID, row.videoID), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the first capital A to D after the prefixes."""
@@ -76,8 +91,3 @@ class VideoMme(Benchmark):
         for prefix in _PREFIXES:
             text = text.replace(prefix, "")
         return next((one for one in text if one in "ABCD"), "") == expected
-
-    def means(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """Return the overall accuracy; the lengths have equally many questions."""
-        overall = average_question_types(shares, _DURATIONS)
-        return {} if overall is None else {"overall (mean of lengths)": overall}

@@ -14,8 +14,8 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.benchmarks import BENCHMARKS, find_benchmark, find_question_group
-from protokv.replay.benchmarks.files import AnnotationRecord, find_dataset_video
-from protokv.replay.benchmarks.streamingbench import parse_annotated_time
+from protokv.replay.benchmarks.files import find_dataset_video
+from protokv.replay.benchmarks.streamingbench import _Question
 from protokv.replay.dataset import open_dataset
 from protokv.replay.questions import ReplayQuestion
 from protokv.texts import JsonObject
@@ -63,12 +63,11 @@ def test_all_videos_open_with_their_questions(name: str, data_root: Path, tmp_pa
     ("other", "said"),
     [
         ("not json", "ovo_bench_new"),
-        ('{"a": 1}', "no list of objects"),
-        ("[1, 2]", "no list of objects"),
-        ({"gt": 9}, "entry 0.*gt 9"),
-        ({"task": "XYZ"}, "entry 0.*XYZ"),
-        ({"realtime": "soon"}, "entry 0.*realtime"),
-        ({"video": None}, "entry 0.*video"),
+        ("[1, 2]", "object.*int"),
+        ({"gt": -1}, r"\[0\]\.gt"),
+        ({"task": "XYZ"}, "XYZ"),
+        ({"realtime": "soon"}, r"\[0\]\.realtime"),
+        ({"video": None}, r"\[0\]\.video"),
     ],
 )
 def test_annotations_of_another_form_are_refused_by_their_place(
@@ -162,7 +161,9 @@ def test_both_forms_of_streamingbench_are_one_and_late_times_are_counted(
     by_video: dict[str, list[Any]] = {}
     for entry in json.loads((root / "questions_real.json").read_text()):
         by_video.setdefault(entry["video_path"], []).extend(entry["questions"])
-    stream = [{"questions": rows, "video_path": video} for video, rows in by_video.items()]
+    stream: list[Any] = [
+        {"questions": rows, "video_path": video} for video, rows in by_video.items()
+    ]
     (tmp_path / "questions_real_stream.json").write_text(json.dumps(stream))
     assert load("streamingbench", tmp_path) == load("streamingbench", root)
     for text, seconds in {
@@ -172,9 +173,11 @@ def test_both_forms_of_streamingbench_are_one_and_late_times_are_counted(
         "01:00:01": 3601,
         "7": 7,
     }.items():
-        assert parse_annotated_time(AnnotationRecord({"at": text}, "here"), "at") == seconds
-        with pytest.raises(ConfigError, match="no clock time"):
-            parse_annotated_time(AnnotationRecord({"at": f"{text}x"}, "here"), "at")
+        assert _Question("", [], "A", "", text).time_s == seconds
+    stream[0]["questions"][0]["time_stamp"] = "7x"
+    (tmp_path / "questions_real_stream.json").write_text(json.dumps(stream))
+    with pytest.raises(ConfigError, match="time_stamp"):
+        load("streamingbench", tmp_path)
 
 
 def test_what_mlvu_lacks_is_named_and_an_answer_that_is_no_candidate_is_never_right(
