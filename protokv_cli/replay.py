@@ -294,7 +294,7 @@ def replay(
             out.record(row, "hours of video, and answers over all memories")
         else:
             rows = AnswerRowFile(file, start_over=results.force)
-            missing = _run(out, plan, backbone, opened, results, rows, referee)
+            missing = _run(out, plan, opened, results, rows, referee)
             out.note(f"results: {file}")
         if missing:
             raise typer.Exit(ExitCode.PARTIAL)
@@ -303,7 +303,6 @@ def replay(
 def _run(
     out: Output,
     plan: ReplayPlan,
-    backbone: Backbone,
     opened: OpenDataset,
     results: _ResultFlags,
     rows: AnswerRowFile,
@@ -318,7 +317,7 @@ def _run(
     unread = dict(opened.missing)
     answers = plan.cost(rows.rows)["answers"]
     with handle_signals(out.note) as stop, _ReplayBar(out, answers, unread) as bar:
-        for event in run_replay_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
+        for event in run_replay_plan(plan, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, ReplayFailure) and len(plan.streams) == 1:
                 raise event.error
             bar.follow(event)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceError, suggest_name
 from protokv.replay.memories import MemoryVariant
 from protokv.replay.questions import (
@@ -126,7 +125,6 @@ class ReplayFailure:
 
 def run_replay_plan(
     plan: ReplayPlan,
-    backbone: Backbone,
     results: AnswerRowFile,
     *,
     should_stop: ShouldStop = never_stop,
@@ -140,7 +138,7 @@ def run_replay_plan(
     for stream, planned in plan.answers:
         left = [one for one in planned if one.key not in results.rows]
         try:
-            for event in replay_stream(backbone, stream, left, plan.setup, should_stop=should_stop):
+            for event in replay_stream(stream, left, plan.setup, should_stop=should_stop):
                 if isinstance(event, AnswerRow):
                     results.append(event)
                 yield event

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_high
 from typing import Annotated, Literal
 
 import msgspec
@@ -188,11 +189,12 @@ def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = DELAY_LADDER_
     `rooms_s` are the seconds between the reference time of each question and the end of its stream.
     `DELAY_LADDER_S` stands in for `wanted` if only 0 of them fits.
     """
-    ordered = sorted(rooms_s)
-    room = ordered[len(ordered) // 2] if ordered else 0.0
-    fitting = [delay for delay in sorted(wanted) if delay <= room + ASK_SLACK_S]
-    if not any(fitting):
-        fitting = [delay for delay in DELAY_LADDER_S if delay <= room + ASK_SLACK_S] or [0.0]
+    room = median_high(rooms_s or [0.0]) + ASK_SLACK_S
+    fitting = [0.0]
+    for ladder in (wanted, DELAY_LADDER_S):
+        fitting = [delay for delay in sorted(ladder) if delay <= room] or [0.0]
+        if any(fitting):
+            break
     return fitting if len(fitting) <= 4 else [fitting[0], *fitting[-3:]]
 
 

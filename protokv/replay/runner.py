@@ -34,7 +34,6 @@ from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from protokv.stream.taking import DueSteps, take_together
 from protokv.stream.together import MOST_TOGETHER, AskedQuestion, ask_together
-from protokv.texts import JsonObject
 from protokv.timings import Timings
 from protokv.video.source import ShouldStop, never_stop
 from protokv.words.transcript import Transcript
@@ -48,11 +47,9 @@ _DECODING = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_pena
 class TrialSetup:
     """How streams are watched and questions answered, in all trials of a run."""
 
-    model: dict[str, str]  # its identity, as states have it
+    backbone: Backbone
     fps: float  # sampled frames per second
-    frames_per_step: int
     decoding: Decoding = _SHORT_ANSWER
-    frames: JsonObject = field(default_factory=dict)  # the backbone's settings
     # the most questions that are answered together, and the most memories that share a forward
     at_once: int = MOST_TOGETHER
 
@@ -73,49 +70,47 @@ class TrialSetup:
             fps = fps or benchmark.fps
             decoding = Decoding(max_new_tokens=benchmark.max_new_tokens)
         rate = backbone.default_fps if fps is None else fps
-        # The digests of the weights identify the model, not the commit of the hub.
-        model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
-        frames = dict(backbone.settings)
-        return cls(model, float(rate), backbone.frames_per_step, decoding, frames, at_once)
+        return cls(backbone, float(rate), decoding, at_once)
 
     def plan_answers(
         self, stream: ReplayStream, plan: QuestionSchedule, variants: Sequence[MemoryVariant]
     ) -> list[PlannedAnswer]:
         """Return everything that is asked about a stream, memory by memory."""
-        asked = [
-            (variant, ask, self._trial(stream, ask, variant))
-            for variant in variants
-            for ask in plan.asks
-        ]
-        return [PlannedAnswer(variant, ask, trial, trial.key) for variant, ask, trial in asked]
+        backbone = self.backbone
+        # The digests of the weights identify the model, not the commit of the hub.
+        model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
+        sampling = {"fps": self.fps, "frames_per_step": backbone.frames_per_step}
+        answers = []
+        for variant in variants:
+            for ask in plan.asks:
+                question = ask.question
+                trial = ReplayTrial(
+                    video=stream.name,
+                    question_id=question.id,
+                    question=question.text,
+                    type=question.type,
+                    expected=question.answer,
+                    reference=question.reference,
+                    reference_s=question.reference_s,
+                    delay_s=float(ask.delay_s),
+                    memory=variant.label,
+                    budget=variant.budget,
+                    config=variant.to_dict(),
+                    stream=stream.facts | sampling,
+                    model=model,
+                    decoding={name: getattr(self.decoding, name) for name in _DECODING},
+                    dataset=question.dataset,
+                    prompt=question.prompt,
+                    prompt_hash=BENCHMARKS[question.dataset].prompt_hash
+                    if question.dataset
+                    else "",
+                    frames=dict(backbone.settings),
+                )
+                answers.append(PlannedAnswer(variant, ask, trial, trial.key))
+        return answers
 
-    def _trial(
-        self, stream: ReplayStream, ask: DelayedQuestion, variant: MemoryVariant
-    ) -> ReplayTrial:
-        question = ask.question
-        return ReplayTrial(
-            video=stream.name,
-            question_id=question.id,
-            question=question.text,
-            type=question.type,
-            expected=question.answer,
-            reference=question.reference,
-            reference_s=question.reference_s,
-            delay_s=float(ask.delay_s),
-            memory=variant.label,
-            budget=variant.budget,
-            config=variant.to_dict(),
-            stream=stream.facts | {"fps": self.fps, "frames_per_step": self.frames_per_step},
-            model=self.model,
-            decoding={name: getattr(self.decoding, name) for name in _DECODING},
-            dataset=question.dataset,
-            prompt=question.prompt,
-            prompt_hash=BENCHMARKS[question.dataset].prompt_hash if question.dataset else "",
-            frames=self.frames,
-        )
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedAnswer:
     """A question at a delay under a memory. The `key` of the trial is costly and made once."""
 
@@ -159,8 +154,7 @@ class _Run:
             for one in self.left
             if one.ask.at_s <= until_s and causal in (None, one.ask.question.causal)
         ]
-        keys = {one.key for one in due}
-        self.left = [one for one in self.left if one.key not in keys]
+        self.left = [one for one in self.left if one not in due]
         return due
 
     def make_row(
@@ -206,7 +200,6 @@ def _ask_due(
 
 
 def replay_stream(
-    backbone: Backbone,
     stream: ReplayStream,
     asked: Sequence[PlannedAnswer],
     setup: TrialSetup,
@@ -224,7 +217,9 @@ def replay_stream(
         left.setdefault(one.variant, []).append(one)
     runs = [
         _Run(
-            Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()]),
+            Session.start(
+                setup.backbone, variant.config, fps=setup.fps, attachments=[Transcript()]
+            ),
             variant,
             own,
         )
@@ -237,13 +232,14 @@ def replay_stream(
         yield from _ask_due(due, now, setup)
         runs[:] = [run for run in runs if run.left]
 
-    for step in stream.steps(setup.fps, setup.frames_per_step) if runs else ():
-        newest_s = step.time_s + (setup.frames_per_step - 1) / setup.fps
+    frames = setup.backbone.frames_per_step
+    for step in stream.steps(setup.fps, frames) if runs else ():
+        newest_s = step.time_s + (frames - 1) / setup.fps
         # A query at the time of a frame does not see this frame.
         yield from answer(newest_s - 2 * ASK_SLACK_S, causal=True)
         if not runs:
             return
-        end_s = step.time_s + setup.frames_per_step / setup.fps
+        end_s = step.time_s + frames / setup.fps
         tokens = runs[0].session.embed(step.images, step.time_s, stream.words(step.time_s, end_s))
         own = [run.session for run in runs if not run.variant.blind]
         due = [DueSteps(session, [tokens], [step.time_s]) for session in own]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
@@ -37,22 +37,18 @@ def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
     """
     delays = report["delays_s"]
     judged = any(point.get("points") is not None for point in report["points"])
-    cells: dict[tuple[Any, ...], dict[float, JsonRecord]] = {}
-    for point in report["points"]:
-        if point["part"] != "type":
-            cells.setdefault((point["name"], point["memory"], point["budget"]), {})[
-                point["delay_s"]
-            ] = point
-    order = ["all", *report["groups"]]
+    cells: dict[tuple[str, str, int], dict[float, JsonRecord]] = defaultdict(dict)
+    for name in ("all", *report["groups"]):
+        for point in report["points"]:
+            if point["name"] == name and point["part"] != "type":
+                cells[name, point["memory"], point["budget"]][point["delay_s"]] = point
     rows = []
-    parts = sorted(cells.items(), key=lambda cell: order.index(cell[0][0]))
-    for (name, memory, budget), points in parts:
+    for (name, memory, budget), points in cells.items():
         last = points[max(points)]
         n = "/".join(dict.fromkeys(str(point["n"]) for point in points.values()))
         row = _label_row(name, memory, budget, n)
         for delay in delays:
-            known = delay in points
-            row[format_delay(delay)] = _format_accuracy(points[delay]) if known else "-"
+            row[format_delay(delay)] = _format_accuracy(points[delay]) if delay in points else "-"
         row["difference"] = _format_difference(last)
         if judged:
             row["points"] = "-" if last.get("points") is None else f"{last['points']:.2f}"

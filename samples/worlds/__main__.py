@@ -219,7 +219,7 @@ def run_study(study: Study, options: argparse.Namespace) -> int:
     missing = dict(part.opened.missing)
     total = plan.cost(results.rows.keys())["answers"]
     seen = Counter[str]()
-    for event in run_replay_plan(plan, backbone, results):
+    for event in run_replay_plan(plan, results):
         if isinstance(event, ReplayFailure):
             missing[event.video] = event.error.message
         elif isinstance(event, AnswerRow):

@@ -45,7 +45,7 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(
 ) -> None:
     setup = replace(TrialSetup.of(tiny), decoding=SHORT)
     plan = plan_asks(stream.questions, DELAYS, stream.length_s)
-    events = replay_stream(tiny, stream, setup.plan_answers(stream, plan, VARIANTS), setup)
+    events = replay_stream(stream, setup.plan_answers(stream, plan, VARIANTS), setup)
     rows = [event for event in events if isinstance(event, AnswerRow)]
     assert len(rows) == len(plan.asks) * len(VARIANTS)
     for variant in VARIANTS:
@@ -63,11 +63,9 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(
         assert not left
 
 
-def run(
-    plan: ReplayPlan, backbone: Backbone, path: Path, should_stop: ShouldStop = never_stop
-) -> dict[str, str]:
+def run(plan: ReplayPlan, path: Path, should_stop: ShouldStop = never_stop) -> dict[str, str]:
     """Run what is left; return key -> prediction of the new rows."""
-    events = run_replay_plan(plan, backbone, AnswerRowFile(path), should_stop=should_stop)
+    events = run_replay_plan(plan, AnswerRowFile(path), should_stop=should_stop)
     return {event.key: event.prediction for event in events if isinstance(event, AnswerRow)}
 
 
@@ -78,12 +76,12 @@ def test_stopping_keeps_what_is_done_and_the_rest_is_asked_later(
         [stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)
     )
     path = tmp_path / "parts"
-    whole = run(plan, tiny, tmp_path / "whole")
+    whole = run(plan, tmp_path / "whole")
     stops = iter([False] * 20)
-    done = run(plan, tiny, path, lambda: next(stops, True))
+    done = run(plan, path, lambda: next(stops, True))
     assert whole.items() > done.items() > set()
     assert plan.cost()["answers"] == len(whole)
     assert plan.cost(done)["answers"] == len(whole) - len(done)
-    assert run(plan, tiny, path) == {key: whole[key] for key in whole.keys() - done.keys()}
+    assert run(plan, path) == {key: whole[key] for key in whole.keys() - done.keys()}
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
         make_replay_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, TrialSetup.of(tiny))

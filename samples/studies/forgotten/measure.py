@@ -127,8 +127,7 @@ def watch_and_ask(path: Path, name: str) -> None:
         for answer in ask_facts(left, variants):
             rows.append(answer)
         return
-    backbone = load_backbone(asked.model, device="cpu")
-    setup = TrialSetup.of(backbone)
+    setup = TrialSetup.of(load_backbone(asked.model, device="cpu"))
     for stream in (WorldStream(seed, asked.worlds, asked.types) for seed in asked.seeds):
         if stream.name in done:
             continue
@@ -143,7 +142,7 @@ def watch_and_ask(path: Path, name: str) -> None:
         ]
         plan = plan_asks(stream.questions, [0.0], stream.length_s)
         answers = setup.plan_answers(stream, plan, variants)
-        for row in list(replay_stream(backbone, stream, answers, setup)):
+        for row in list(replay_stream(stream, answers, setup)):
             if isinstance(row, AnswerRow):
                 rows.append(row)
 

@@ -60,7 +60,7 @@ def play(name: str, root: Path, backbone: Backbone, path: Path, subtitles: str =
         BENCHMARKS[name], root, most_videos=1 + (name == "videomme"), subtitles=subtitles
     )
     events = list(
-        run_replay_plan(plan_dataset(name, opened.streams, backbone), backbone, AnswerRowFile(path))
+        run_replay_plan(plan_dataset(name, opened.streams, backbone), AnswerRowFile(path))
     )
     rows = [event for event in events if isinstance(event, AnswerRow)]
     return Played(rows, [event for event in events if isinstance(event, ReplayProgress)])
@@ -141,7 +141,7 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
     opened = open_dataset(BENCHMARKS["ovo-bench"], data_root)
     monkeypatch.setattr(opened.streams[0], "steps", Mock(side_effect=SourceUnreadable("damaged")))
     plan = plan_dataset("ovo-bench", opened.streams, embedded)
-    events = list(run_replay_plan(plan, embedded, AnswerRowFile(tmp_path / "r.jsonl")))
+    events = list(run_replay_plan(plan, AnswerRowFile(tmp_path / "r.jsonl")))
     assert isinstance(events[0], ReplayFailure)
     assert (events[0].video, events[0].error.message) == (opened.streams[0].name, "damaged")
     assert {event.video for event in events if isinstance(event, AnswerRow)} == {
