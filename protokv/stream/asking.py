@@ -228,7 +228,7 @@ class AskedStream(Stream):
             reading = self._reader.read(self, ids, answer_tokens, differs=differs)
             if reading is not None:
                 return reading
-        (ids,), context, start = self.aim(ids)
+        ids, context, start = self.aim(ids)
         cache = self.cache.fork(CachedContext(context))
         again = backbone.text_positions(0, 0)
         if prelude:
@@ -245,23 +245,19 @@ class AskedStream(Stream):
         return QuestionLogits(logits, cache, start + len(ids), again)
 
     def aim(
-        self, *questions: list[int], shown: tuple[Context, int] | None = None
-    ) -> tuple[list[list[int]], Context, int]:
-        """Return the ids of questions as they are forwarded, what they attend to, and the position
-        of the first one; the last two are `shown` if that is at hand.
+        self, ids: list[int], *, shown: tuple[Context, int] | None = None
+    ) -> tuple[list[int], Context, int]:
+        """Return the ids of a question as they are forwarded, what it attends to, and its position;
+        the last two are `shown` if that is at hand.
         """
         context = self.recent.hide(self.memory.recall())
         clock = self.clock
-        asked = [*questions]
-        ends_with_words = self.clock == self.words_end
-        if ends_with_words and not self.memory.retrieves and not self.recent.steps:
-            whole = context
-            for index, ids in enumerate(questions):
-                asked[index], context, clock = self.backbone.after_words(ids, whole, self.clock)
+        if clock == self.words_end and not self.memory.retrieves and not self.recent.steps:
+            ids, context, clock = self.backbone.after_words(ids, context, clock)
         if shown is not None:
-            return asked, *shown
+            return ids, *shown
         context = self.placement.place(context, clock.next_position)
-        return asked, context, self.placement.text_start(context, clock)
+        return ids, context, self.placement.text_start(context, clock)
 
 
 class AnswerWriter:

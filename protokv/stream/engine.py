@@ -143,7 +143,7 @@ class EngineSession(Session):
                 hint="ask for evidence without --engine",
             )
         with self._lock:
-            (ids,), _, _ = self.aim(ids)
+            ids, _, _ = self.aim(ids)
         body = {
             # Ids below 0 are slots already.
             "prompt": [token for token in ids if token >= 0],

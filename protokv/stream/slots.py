@@ -58,7 +58,7 @@ def find_lead(stream: AskedStream) -> list[int]:
 def count_slots(stream: AskedStream) -> int:
     """Return how many slots `make_slots` gives. ConfigError: as there."""
     check_slots(stream)
-    (ids,), context, _ = stream.aim(find_lead(stream))
+    ids, context, _ = stream.aim(find_lead(stream))
     return context.visible_tokens() + len(ids)
 
 
@@ -71,7 +71,7 @@ def make_slots(stream: AskedStream) -> TensorDict:
     """
     check_slots(stream)
     backbone = stream.backbone
-    (ids,), context, start = stream.aim(find_lead(stream))
+    ids, context, start = stream.aim(find_lead(stream))
     N = context.visible_tokens()
     parts = [_read_layer(context, layer, N, backbone.head_size) for layer in range(backbone.layers)]
     found = {name: torch.stack([one[name] for one in parts]) for name in parts[0]}

@@ -202,7 +202,7 @@ class _Batch:
         """
         session = one.asked.session
         known = self._shown.get(session)
-        (ids,), context, one.position = session.aim(one.wanted, shown=known)
+        ids, context, one.position = session.aim(one.wanted, shown=known)
         one.context = context if known else CachedContext(context)
         one.wanted = torch.tensor(ids, device=self._backbone.device)
         if not session.memory.retrieves:

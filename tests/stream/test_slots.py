@@ -54,8 +54,9 @@ def read_plainly(model: Any, tensors: TensorDict, session: Session) -> torch.Ten
     their bias, and the question stands behind them.
     """
     cache = DynamicCache()
-    ids = session.aim(session.backbone.question_ids(QUESTION)[0])[0][0]
-    ids = ids[len(session.aim(find_lead(session))[0][0]) :]
+    ids, *_ = session.aim(session.backbone.question_ids(QUESTION)[0])
+    lead, *_ = session.aim(find_lead(session))
+    ids = ids[len(lead) :]
     N = tensors["keys"].shape[1]
     masks = []
     T = len(ids)
