@@ -177,10 +177,9 @@ def _check_study(facts: JsonObject, trial: ReplayTrial, where: str, hint: str) -
 def _differ(old: Any, new: Any) -> tuple[str, str]:
     """Describe how two values differ; of two objects, the first key that differs."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*new, *old]:
-            if old.get(key) != new.get(key):
-                was, now = _differ(old.get(key), new.get(key))
-                return f"{key} {was}", f"{key} {now}"
+        key = next(key for key in [*new, *old] if old.get(key) != new.get(key))
+        was, now = _differ(old.get(key), new.get(key))
+        return f"{key} {was}", f"{key} {now}"
     return format_setting_value(old), format_setting_value(new)
 
 

@@ -18,7 +18,6 @@ from protokv.replay.metrics import (
     bootstrap,
     bound_accuracy,
     compare_paired,
-    score_majority,
 )
 from protokv.replay.report import REPORT_COLUMNS, summarise_answers
 from protokv.replay.rows import AnswerRow
@@ -85,24 +84,6 @@ def test_the_interval_is_wilsons() -> None:
         (10, 10, (0.7225, 1.0)),
     ):
         assert bound_accuracy(right, n) == pytest.approx(bounds, abs=1e-4)
-
-
-def test_the_floor_is_the_most_frequent_answer_of_each_type() -> None:
-    kinds = [
-        ("whether", "yes"),
-        ("whether", "yes"),
-        ("whether", "no"),
-        ("colour", "red"),
-        ("colour", "blue"),
-    ]
-    asked = [
-        replace(ROW, question_id=str(i), type=kind, expected=answer)
-        for i, (kind, answer) in enumerate(kinds)
-    ]
-    # The same questions under another memory or delay are the same questions.
-    assert score_majority(
-        [*asked, *(replace(row, memory="x", delay_s=9.0) for row in asked)]
-    ) == pytest.approx(3 / 5)
 
 
 SCORES = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=5)

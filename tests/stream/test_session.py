@@ -26,7 +26,7 @@ from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames, watched
 from tests.core.streams import copy_of, same
 from tests.mock_backbone import MockBackbone
-from tests.tolerance import check_logits, near_logits
+from tests.tolerance import check_logits
 
 QUESTION = "what is the first star ?"
 # DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
@@ -71,22 +71,6 @@ def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
     assert same(before, session.tensors())
 
 
-def test_published_penalties_are_theirs(
-    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = watched(tiny, PaperConfig(budget=400), range(3))
-    monkeypatch.setattr(tiny, "stop_ids", frozenset())
-    penalties = {"repetition_penalty": 1.3}
-    published = GenerationConfig(do_sample=True, top_k=1, max_new_tokens=12, **penalties)
-    monkeypatch.setattr(tiny, "decoding", read_generation_config(published))
-    answer = session.ask(QUESTION)
-    inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
-    expected, lead = upstream.generate(inputs, 12, **penalties)
-    assert lead > 2 * 1.3 * near_logits(session, session.prefill(QUESTION))["atol"]
-    assert answer.text == tiny.decode(expected).strip() != session.ask(QUESTION, Decoding(12)).text
-    assert answer.tokens == 12
-
-
 def test_what_a_model_was_published_with_is_read_and_what_makes_no_sense_is_named() -> None:
     drawn = GenerationConfig(
         do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
@@ -110,13 +94,9 @@ def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(
     assert 0 < answer.turns < len(turns)
     ids = [len(tiny.suffix_ids(QUESTION, turns[-n:])) for n in (answer.turns, answer.turns + 1)]
     assert ids[0] <= 4096 < ids[1]
-    again = session.ask(QUESTION, Decoding(4), turns=turns[-1:])
-    assert (again.turns, again.question) == (1, QUESTION)
-    assert again.mean_logprob != session.ask(QUESTION, Decoding(4)).mean_logprob
     told = session.ask(QUESTION, Decoding(4), system="the star is red")
-    assert (
-        told.mean_logprob == session.ask(f"the star is red\n\n{QUESTION}", Decoding(4)).mean_logprob
-    )
+    same = session.ask(f"the star is red\n\n{QUESTION}", Decoding(4))
+    assert told.mean_logprob == same.mean_logprob
 
 
 def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Backbone) -> None:
@@ -246,12 +226,6 @@ def test_leaving_the_trained_positions_is_told_once_in_numbers(
         watched(tiny, DurableConfig(budget=48), range(40))
     assert len(told) == 1
     watched(tiny, MemoryConfig.of("durable", budget=16, positions="compact"), range(40))
-
-
-@pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), 1e9, float("inf")])
-def test_an_impossible_rate_is_refused(tiny: Backbone, fps: float) -> None:
-    with pytest.raises(ConfigError, match="fps"):
-        Session.start(tiny, PaperConfig(), fps=fps)
 
 
 def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) -> None:

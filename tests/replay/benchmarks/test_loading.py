@@ -44,8 +44,8 @@ def test_all_videos_open_with_their_questions(name: str, data_root: Path, tmp_pa
     assert not opened.missing
     assert len({stream.name for stream in opened.streams}) == len(opened.streams)
     for stream in opened.streams:
-        assert stream.questions
-        assert len({question.id for question in stream.questions}) == len(stream.questions)
+        ids = [question.id for question in stream.questions]
+        assert len(set(ids)) == len(ids) > 0
         for question in stream.questions:
             assert 0 <= question.reference_s <= stream.length_s
             assert question.reference != "end" or question.reference_s == stream.length_s
