@@ -211,7 +211,7 @@ def _list_means(cells: _Cells) -> Iterator[JsonObject]:
 
 def _list_recalled(cells: _Cells) -> Iterator[JsonObject]:
     for cell, rows in cells.items():
-        # By video: a cell may have thousands of rows.
+        # They are kept by video: a cell may have thousands of rows.
         free: dict[str, list[AnswerRow]] = {}
         for row in rows:
             if not row.has_choices:

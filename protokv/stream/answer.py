@@ -18,7 +18,7 @@ class Promise:
     why: str  # why it is withheld; empty for an answer that is given
     calibration: str  # its name
     confidence: float  # share of calibrations whose promise holds
-    questions: int  # that were calibrated with
+    questions: int  # the number that it was calibrated with
     videos: int
     types: Mapping[str, int]  # their types
 
@@ -42,10 +42,10 @@ class Answer:
     # also: it has the most tokens allowed, or it repeated itself
     finish_reason: FinishReason = "stop"
     turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
-    # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for
+    # for each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for
     # them
     chances: list[list[TokenLogprob]] | None = None
-    # of each choice, together 1; None: there were none to choose from
+    # the share of each choice, together 1; None: there were none to choose from
     probabilities: Mapping[str, float] | None = None
-    # what it is promised to be; None: nothing was asked for
+    # the promise about it; None: nothing was asked for
     promise: Promise | None = None

@@ -110,7 +110,7 @@ class EngineSession(Session):
     slots: int
     joins = False
     tells_evidence = False
-    _lock: Any  # of the memory
+    _lock: Any  # for the memory
 
     @classmethod
     def open(

@@ -50,9 +50,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     memory: JsonObject  # the settings of the memory
     shares: tuple[float, float]  # least and greatest share of the stream's tokens that were kept
     videos: int
-    types: dict[str, int]  # of the questions -> how many
+    types: dict[str, int]  # type of questions -> how many
     questions: tuple[str, ...]  # their texts
-    novelty: float  # of these texts; a question that is farther from all of them is another kind
+    novelty: float  # their distance; a question that is farther from all of them is another kind
     # the half that chooses where the test begins, and the half that tests; the surest first
     chooses: tuple[ScoredAnswer, ...]
     tests: tuple[ScoredAnswer, ...]

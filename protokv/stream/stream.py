@@ -53,7 +53,7 @@ class Stream:
     """
 
     memory: Memory  # from the prompt prefix on: see `begun`
-    sink_tokens: int = 0  # of the prompt prefix, which the memory keeps for ever
+    sink_tokens: int = 0  # the prompt prefix, which the memory keeps for ever
     begun: bool = False
     # memory and clock agree about the steps seen; after an error within a step they do not: do not
     # save

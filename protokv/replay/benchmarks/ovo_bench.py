@@ -85,11 +85,11 @@ class _Entry(msgspec.Struct):
     video: str
     question: str = ""
     activity: str = ""
-    # of choices
+    # Choices have these.
     realtime: float = math.inf
     options: list[Any] = []
     gt: Annotated[int, msgspec.Meta(ge=0, lt=len(ascii_uppercase))] = 0
-    # of forward tasks
+    # Forward tasks have probes.
     test_info: list[_Probe] = []
 
 
