@@ -32,6 +32,7 @@ from protokv.backbones.files import (
     read_model_file,
 )
 from protokv.backbones.projections import join_projections
+from protokv.backbones.rotation import speed_rotation
 from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
@@ -233,7 +234,8 @@ def use_fast_kernels(model: Any) -> None:
 
     A norm of the usual form is one kernel of torch in place of eight. Hidden features of MLPs are
     filled up with zeros to a multiple of 8: products of other sizes, as 3,420 in the tower of
-    Qwen2.5-VL, take a slower kernel. Layers that read one input are one product.
+    Qwen2.5-VL, take a slower kernel. Layers that read one input are one product. Queries and keys
+    are rotated in three operations.
     """
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -257,6 +259,7 @@ def use_fast_kernels(model: Any) -> None:
                 if layer.bias is not None:
                     layer.bias = _pad(layer.bias, (0, more))
     join_projections(model)
+    speed_rotation(model)
 
 
 def _pad(weight: torch.Tensor, more: Sequence[int]) -> Parameter:
