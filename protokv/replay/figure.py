@@ -22,13 +22,10 @@ def check_figure_path(path: str | Path) -> None:
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib", hint="pip install matplotlib")
-    if Path(path).suffix.lower() not in _FORMS:
+    if Path(path).suffix.lower() not in _FORMS or not Path(path).parent.is_dir():
         raise ConfigError(
-            f"cannot draw to {path}", hint=f"name a file with one of {', '.join(_FORMS)}"
-        )
-    if not Path(path).parent.is_dir():
-        raise ConfigError(
-            f"cannot draw to {path}: there is no folder {Path(path).parent}", hint="make it first"
+            f"cannot draw to {path}",
+            hint=f"name a file with one of {', '.join(_FORMS)}, in a folder that exists",
         )
 
 
@@ -71,9 +68,4 @@ def save_report_figure(report: ReplayReport, path: str | Path) -> None:
         axis.set(xlabel="delay after the evidence", ylabel="right answers, %", ylim=(-4, 104))
         axis.set_xticks(delays_s, [format_delay(delay_s) for delay_s in delays_s])
         figure.legend(loc="outside right upper", fontsize=8)
-        try:
-            figure.savefig(path, dpi=150)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot draw to {path}: {error}", hint="name a file in a folder of yours"
-            ) from error
+        figure.savefig(path, dpi=150)

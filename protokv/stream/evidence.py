@@ -9,6 +9,7 @@ measures how good this is on the embedded model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,8 +80,7 @@ def find_evidence(session: SessionView, reading: QuestionLogits) -> Evidence:
     prelude = reading.prelude
     transcript = session.transcript
     breaks = None if transcript is None else transcript.breaks()
-    steps = []
-    shares_of_steps = []
+    by_step = Counter[int]()
     for layer in layers:
         query = queries[layer]
         positions = context.positions_at(layer)
@@ -98,20 +98,16 @@ def find_evidence(session: SessionView, reading: QuestionLogits) -> Evidence:
         bias = torch.cat([segment.bias for segment in segments], 1)
         to_slots = torch.where(bias > EMPTY_BIAS, to_slots / bias.clamp(min=0.0).exp(), 0.0)
         # the prompt prefix stands before the stream
-        found = [(positions[:, prefix:], to_slots[:, prefix:])]
+        read = [(positions[:, prefix:], to_slots[:, prefix:])]
         if len(prelude):
-            found.append(
-                (prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)])
-            )
-        for where, share in found:
+            again = prelude.expand(len(to_slots), *prelude.shape)
+            read.append((again, to_local[:, : len(prelude)]))
+        for where, weights in read:
             times = backbone.stream_times(where, clock, breaks, prefix)
-            steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
-            shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
-    by_step: dict[int, float] = {}
-    for step, share in zip(
-        torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True
-    ):
-        by_step[step] = by_step.get(step, 0.0) + share
+            steps = (times / clock.step_seconds + 1e-6).floor().long().flatten().tolist()
+            shares = weights.double().flatten() / (len(to_slots) * len(layers))
+            for step, share in zip(steps, shares.tolist(), strict=True):
+                by_step[step] += share
     spans = find_evidence_spans(by_step, clock.step_seconds)
     if transcript is not None:
         spans = tuple(replace(one, words=_words(transcript, one, by_step)) for one in spans)

@@ -57,20 +57,6 @@ def test_a_visit_runs_every_part_and_goes_on_to_the_same_bytes(tmp_path: Path) -
     assert not any("error" in row for row in rows)
 
 
-@pytest.mark.wide
-def test_each_part_is_a_process_that_ends_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = ["gpu", "--tiny", "--out", str(tmp_path), "--only", "kernels"]
-    monkeypatch.setattr(sys, "argv", asked)
-    gpu.main()
-    (path,) = tmp_path.glob("gpu-*.jsonl")
-    *measured, end = map(json.loads, path.read_text().splitlines())
-    assert [row["N"] for row in measured if "N" in row] == [60, 60]
-    assert [row["joined_weights"] for row in measured if "N" not in row] == [1, 8, 32, 196]
-    assert (end["part"], end["done"]) == ("kernels", 0)
-
-
 def test_a_part_that_hangs_is_ended_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def test_a_figure_has_a_curve_for_each_memory_and_budget_over_true_time(
         ("x.PDF", b"%PDF", None),
         ("x.svg", b"<?xml", None),
         ("x.doc", b"", r"x\.doc"),
-        ("absent/x.png", b"", "no folder"),
+        ("absent/x.png", b"", "cannot draw"),
     ],
 )
 def test_a_figure_has_the_form_of_its_suffix_or_is_refused_beforehand(
