@@ -157,6 +157,17 @@ def watched(backbone: Backbone, config: MemoryConfig, frames: Iterable[int]) -> 
     return session
 
 
+def continued(session: Session, backbone: Backbone | None = None, **changes: Any) -> Session:
+    """Return a session that goes on from a copy of the state of another one, with these changes."""
+    from dataclasses import replace
+
+    state = session.make_state()
+    tensors = {name: one.clone() for name, one in state.tensors.items()}
+    return type(session).restore(
+        replace(state, **{"tensors": tensors} | changes), backbone or session.backbone
+    )
+
+
 def random_frames(seed: int, n_frames: int = 2, height: int = 60, width: int = 90) -> np.ndarray:
     import numpy as np
 

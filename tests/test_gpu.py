@@ -19,7 +19,7 @@ from protokv.device import kernels, runs
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import watched
+from tests.conftest import continued, watched
 from tests.oracles import attention as plain
 from tests.stub_backbone import StubBackbone
 from tests.tolerance import Tolerance
@@ -64,7 +64,7 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     config = DurableConfig(budget=48)
     there = watched(cuda, config, range(20))
     tensors = {name: tensor.cpu() for name, tensor in there.tensors().items()}
-    here = Session.resume(tiny, there.config, there.clock, tensors)
+    here = continued(there, tiny, tensors=tensors)
     torch.testing.assert_close(
         here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3
     )

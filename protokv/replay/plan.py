@@ -88,13 +88,11 @@ def make_replay_plan(
     )
     if twice := next((name for name, n in names.items() if n > 1), None):
         raise ConfigError(f"{twice} is there twice", hint="results could not be told apart")
-    known = {
-        question.type: None for stream in streams for question in stream.questions if question.type
-    }
-    if types and known and ALL_QUESTION_TYPES not in types and not known.keys() & set(types):
-        (first, *_), which = types, ", ".join(types)
+    known = {question.type for stream in streams for question in stream.questions} - {""}
+    if types and known.isdisjoint(types) and known and ALL_QUESTION_TYPES not in types:
         raise ConfigError(
-            f"no question has the type {which}", hint=suggest_name(first, known, others="or all")
+            f"no question has the type {', '.join(types)}",
+            hint=suggest_name(next(iter(types)), sorted(known), others="or all"),
         )
     if delays_s is None:
         rooms = [

@@ -88,15 +88,14 @@ def open_replay_videos(
         for source in sources
         for name in (Path(source).name, Path(source).stem, str(source))
     }
+    only = next(iter(own)) if len(own) == 1 else None
     for video, question in load_questions(questions):
-        if video is None and len(own) > 1:
+        source = only if video is None else by_name.get(video)
+        if source is None:
             raise ConfigError(
-                f"question {question.id} names no video, and there are {len(own)}",
-                hint='add "video": "NAME" to its row',
+                f"question {question.id} is about {video or 'no video'}, which is none of the "
+                "sources",
+                hint='name one in its row: "video": "NAME"',
             )
-        if video is not None and video not in by_name:
-            raise ConfigError(
-                f"question {question.id} is about {video}, which is none of the sources"
-            )
-        own[next(iter(own)) if video is None else by_name[video]].append(question)
+        own[source].append(question)
     return [VideoFileStream(source, found, subtitles) for source, found in own.items()]

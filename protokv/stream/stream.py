@@ -190,28 +190,10 @@ class Stream:
         """
         check_state_fits(state, backbone.identity)
         config = read_state_memory_config(state)
+        clock = state.clock
         attachments = read_attachments(state.tensors)
-        stream = cls.resume(backbone, config, state.clock, state.tensors, attachments)
-        stream.outside = state.settings.get("kind") == OUTSIDE_KIND
-        return stream
-
-    @classmethod
-    def resume(
-        cls,
-        backbone: Any,
-        config: MemoryConfig,
-        clock: StreamClock,
-        tensors: Tensors,
-        attachments: Sequence[SessionAttachment] = (),
-    ) -> Self:
-        """Continue a stream of the same model and config; `attachments` have the tensors that are
-        theirs.
-
-        StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or
-        the model.
-        """
         attached = {spec.name for one in attachments for spec in one.declare()}
-        kept = {name: one for name, one in tensors.items() if name not in attached}
+        kept = {name: one for name, one in state.tensors.items() if name not in attached}
         layers, recent, own = split_tensors(kept, "layers", "recent")
         sink = own.get("sink.keys")
         if sink is None or sink.ndim != 4:
@@ -228,6 +210,7 @@ class Stream:
             stream._prefix = (sink.to(shape.device), own["sink.values"].to(shape.device))
         stream._take_memory(memory, P0)
         stream._take_recent(recent)
+        stream.outside = state.settings.get("kind") == OUTSIDE_KIND
         return stream
 
     def _take_recent(self, tensors: Tensors) -> None:

@@ -23,7 +23,7 @@ from protokv.stream.seeing import StepsToWatch, watch_together
 from protokv.stream.session import Session
 from protokv.stream.together import AskedQuestion, ask_together
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames, slow, wide
+from tests.conftest import continued, random_frames, slow, wide
 from tests.counting import RecordedCapture
 from tests.memories.rules import SnapKVConfig
 
@@ -67,8 +67,7 @@ def watch(
                 for n, one in enumerate(QUESTIONS)
             ]
         if step == steps // 2:
-            tensors = {name: one.clone() for name, one in session.tensors().items()}
-            session = Session.resume(backbone, session.config, session.clock, tensors)
+            session = continued(session)
     used = backbone.runs, session.runs, session._reader.runs, session.memory.runs
     return session, said, {how for one in used if one is not None for how in one.how.values()}
 

@@ -78,7 +78,7 @@ def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="about other, which is none"):
         open_replay_videos([SAMPLE], file)
     write(file, ASKED)
-    with pytest.raises(ConfigError, match="names no video"):
+    with pytest.raises(ConfigError, match="about no video, which is none"):
         open_replay_videos([SAMPLE, other], file)
     assert len(open_replay_videos([SAMPLE], file)[0].questions) == 1
     other.write_text("not a video")

@@ -9,7 +9,7 @@ from PIL import Image
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
 from protokv.stream.session import Session
-from tests.conftest import random_frames
+from tests.conftest import continued, random_frames
 from tests.mock_backbone import MockBackbone
 
 FRAMES = random_frames(0, 12, 40, 60)
@@ -53,7 +53,7 @@ def test_a_silence_ends_the_step_that_has_begun_and_a_resumed_stream_goes_on() -
         True,
     ]
     assert_watched(session, ([0, 0], 0.0), ([1, 2], 9.0))
-    again = Session.resume(session.backbone, session.config, session.clock, session.tensors())
+    again = continued(session)
     with pytest.raises(ConfigError, match="9 s comes after one at 10 s"):
         again.push(FRAMES[3], 9.0)
     assert [again.push(FRAMES[i], time_s) for i, time_s in ((3, 10.0), (4, 10.5))] == [False, True]

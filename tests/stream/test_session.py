@@ -23,7 +23,7 @@ from protokv.memories import MEMORIES, DurableConfig, MemoryConfig, PaperConfig
 from protokv.stream.session import Session
 from protokv.texts import Keywords
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames, watched
+from tests.conftest import continued, random_frames, watched
 from tests.core.streams import copy_of, same
 from tests.mock_backbone import MockBackbone
 from tests.tolerance import check_logits
@@ -150,7 +150,7 @@ def test_a_step_is_encoded_over_the_prototypes(tiny: Backbone) -> None:
     session = watched(tiny, config, range(13))
     tensors = copy_of(session)
     tensors["bank.value_center"] += 1
-    other = Session.resume(tiny, config, session.clock, tensors)
+    other = continued(session, tensors=tensors)
     for each in (session, other):
         each.watch(random_frames(13))
     keys, changed = (each.tensors()["near.keys"] for each in (session, other))
@@ -208,9 +208,10 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(
     tensors["near.keys"] = rerotate(tensors["near.keys"], here, there, tiny.precise_rotary)
     tensors["near.positions"] = there
     clock = replace(session.clock, next_position=session.clock.next_position + far_out)
-    later = Session.resume(tiny, session.config, clock, tensors)
+    later = continued(session, tensors=tensors, clock=clock)
     check_logits(session, later.prefill(QUESTION), expected)
-    stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), clock, tensors)
+    plain = MemoryConfig.of("sliding-window", budget=400).to_dict()
+    stream = continued(later, memory=plain)
     # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the
     # same any more.
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
@@ -247,7 +248,7 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(
     small, huge = (MemoryConfig.of("sliding-window", budget=n) for n in (16, 16_000_000))
     session = Session.start(tiny, small)
     with pytest.raises(OutOfMemory, match="budget: 16000000 tokens"):
-        Session.resume(tiny, huge, session.clock, session.tensors())
+        continued(session, memory=huge.to_dict())
     # What is held beside what is saved counts too, and so does a copy of that.
     configs = (MemoryConfig.of(name, budget=2000) for name in MEMORIES)
     for config in (one for one in configs if one.memory.bounded):

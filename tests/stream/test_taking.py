@@ -23,7 +23,7 @@ from protokv.stream.session import Session
 from protokv.stream.taking import MOST_STREAMS, DueSteps, take_together
 from protokv.timings import Timings
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames
+from tests.conftest import continued, random_frames
 from tests.mock_backbone import MockBackbone
 from tests.stream.test_still import count_pictures
 from tests.stream.test_together import count_forwards
@@ -119,10 +119,7 @@ def test_states_are_equal_bit_for_bit_where_only_attention_adds_up(
             one.session.take(one.steps, one.starts_s)
         assert not take_together(make_due(together, due))
         if number == len(times) // 2:
-            # Goes on from its state.
-            held = together[0]
-            tensors = {name: one.clone() for name, one in held.tensors().items()}
-            together[0] = Session.resume(BITS, held.config, held.clock, tensors)
+            together[0] = continued(together[0])
     for pair in zip(alone, together, strict=True):
         compare(*pair)
 
