@@ -21,7 +21,6 @@ from urllib.parse import urlencode, urlsplit
 from xml.etree import ElementTree
 
 from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable, escape_text
-from protokv.relay import relay_listings
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -42,12 +41,11 @@ def in_bucket(address: str | os.PathLike[str]) -> bool:
     return os.fspath(address).startswith(("s3://", "gs://", "az://"))
 
 
-def open_bucket(address: str, endpoint: str | None = None) -> tuple[ObjectStore, str]:
+def open_bucket(address: str) -> tuple[ObjectStore, str]:
     """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
 
-    With `endpoint` it is asked there instead of where the environment says. SourceUnreadable: the
-    address names no bucket, or the extra is not installed. ConfigError: an endpoint in the
-    environment is no address.
+    SourceUnreadable: the address names no bucket, or the extra is not installed. ConfigError: an
+    endpoint in the environment is no address.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -64,9 +62,8 @@ def open_bucket(address: str, endpoint: str | None = None) -> tuple[ObjectStore,
     _check_endpoints()
     scheme, bucket, rest = match.groups()
     kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[scheme]
-    more = {} if endpoint is None else {"base_url" if scheme == "gs" else "endpoint": endpoint}
     # An endpoint of http:// was named on purpose.
-    return kind(bucket, client_options={"allow_http": True}, **more), rest
+    return kind(bucket, client_options={"allow_http": True}), rest
 
 
 def _check_endpoints() -> None:
@@ -115,8 +112,8 @@ def list_bucket(address: str) -> Iterator[tuple[str, str]]:
 
 
 def list_by_prefix(address: str) -> Iterator[str]:
-    """Yield the address of every object that begins with an address; none where listing is not
-    allowed.
+    """Yield the address of every object that begins with an address; none where these cannot be
+    listed.
     """
     rest = open_bucket(address)[1]
     try:
@@ -124,6 +121,8 @@ def list_by_prefix(address: str) -> Iterator[str]:
             if not path.startswith(rest):
                 return  # they come in order
             yield found
+    except SourceUnreadable:
+        return  # a neighbour has a key that obstore cannot name
     except SourceError as error:  # obstore has no error of its own for it
         if "403 Forbidden" not in str(error.__cause__):
             raise
@@ -143,27 +142,11 @@ def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tupl
                     yield last, root + last
         except InvalidPathError:
             # One key that obstore cannot name ends its listing of a whole page.
-            raw = _list_raw_keys if address.startswith("s3://") else _list_by_relay
-            for key in raw(address, f"{folder}/" if folder else ""):
+            if not address.startswith("s3://"):
+                raise
+            for key in _list_raw_keys(address, f"{folder}/" if folder else ""):
                 if key > last:
                     yield key, root + key
-
-
-def _list_by_relay(address: str, prefix: str) -> Iterator[str]:
-    """Yield every key of a bucket of Google or Azure that begins with a prefix, in order."""
-    store = open_bucket(address)[0]
-    name = address.split("/")[2]
-    try:
-        store.head("protokv")
-        found = None
-    except Exception as error:  # the store says where it asked
-        found = re.search(rf"HEAD (http\S+)/{re.escape(name)}/protokv", str(error))
-    if found is None:
-        raise ValueError("a key that cannot be named")
-    with relay_listings(found[1]) as (endpoint, left_out):
-        store = open_bucket(address, endpoint)[0]
-        pages = list(store.list(prefix.removesuffix("/") or None))
-    yield from sorted([one["path"] for page in pages for one in page] + left_out)
 
 
 def _list_raw_keys(address: str, prefix: str) -> Iterator[str]:
@@ -225,7 +208,7 @@ def _digest(meta: ObjectMeta) -> str:
 @contextmanager
 def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
     """Turn an error of a store into a SourceError of one line; `doing` is `read` or `write`."""
-    from obstore.exceptions import BaseError
+    from obstore.exceptions import BaseError, InvalidPathError
 
     try:
         yield
@@ -233,7 +216,7 @@ def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
         raise SourceNotFound(
             f"there is nothing at {address}", hint="check the spelling of the address"
         ) from None
-    except ValueError as error:
+    except (ValueError, InvalidPathError) as error:
         raise SourceUnreadable(
             f"cannot {doing} {address}: {_NO_KEY}", hint="give the object another key"
         ) from error
