@@ -7,19 +7,14 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
-from threading import Thread
-from typing import IO
 
 from protokv.errors import ConfigError
 from protokv_cli.output import Row, format_json
 
 _MOST_WAITING = 64  # answers that wait for the command; of more, the oldest is left out
-_MOST_OUTPUT = 64 << 10  # bytes of one call that are shown; the rest is read and dropped
-_DRAIN_S = 1.0  # for the last output of a program that has ended
 
 
 class SubprocessHook(AbstractContextManager["SubprocessHook"]):
@@ -64,47 +59,23 @@ class SubprocessHook(AbstractContextManager["SubprocessHook"]):
 
     def _run(self, line: str) -> None:
         try:
-            with tempfile.TemporaryFile() as given:
-                given.write(line.encode())
-                given.seek(0)
-                process = subprocess.Popen(
-                    self._command,
-                    stdin=given,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=2,
+                encoding="utf-8",
+                start_new_session=True,
+            )
         except OSError as error:
             self._say(f"Warning: --exec: {error}")
             return
-        # A child that the program leaves may hold its output open for ever.
-        reader = Thread(target=self._show, args=(process.stdout,), daemon=True)
-        reader.start()
         try:
-            why = f"exit status {code}" if (code := process.wait(self._limit_s)) else ""
+            process.communicate(line, self._limit_s)
+            why = f"exit status {process.returncode}" if process.returncode else ""
         except subprocess.TimeoutExpired:
             why = f"timed out after {self._limit_s:g} s, and is ended with its children"
             with suppress(ProcessLookupError):
-                if os.name == "posix":
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
-            process.wait()
-        reader.join(_DRAIN_S)
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
         if why:
             self._say(f"Warning: --exec: {self._command[0]}: {why}")
-
-    def _show(self, output: IO[bytes]) -> None:
-        """Copy what a call writes to stderr, up to a bound; stdout is for our own lines."""
-        room = _MOST_OUTPUT
-        while data := os.read(output.fileno(), 1 << 20):
-            # The terminal may be gone.
-            with suppress(OSError):
-                os.write(2, data[:room])
-            if len(data) > room:
-                self._say(
-                    f"Warning: --exec: {self._command[0]} writes much; {_MOST_OUTPUT:,} bytes of "
-                    "each call are shown"
-                )
-            room = max(0, room - len(data))
-        output.close()

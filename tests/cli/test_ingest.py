@@ -12,7 +12,6 @@ import pytest
 
 from protokv.errors import PositionWarning
 from protokv_cli.exits import ExitCode
-from protokv_cli.hooks import SubprocessHook
 from protokv_cli.output import Output
 from tests.cli.conftest import Program, write_video
 
@@ -299,25 +298,6 @@ def test_questions_and_commands_that_make_no_sense_are_refused(
 ) -> None:
     refused = protokv("ingest", video, *arguments)
     assert (refused.code, said in refused.err) == (ExitCode.USAGE, True), refused.err
-
-
-def test_a_slow_command_is_never_waited_for_and_killed_at_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("protokv_cli.hooks._MOST_WAITING", 2)
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    os.mkfifo("begun")
-    os.mkfifo("never")
-    with SubprocessHook("sh -c 'echo > begun; exec cat never'", said.append, 1.0) as hook:
-        hook({"answer": 0})
-        Path("begun").read_bytes()
-        for i in range(3):
-            hook({"answer": i})
-        assert said == ["Warning: --exec: sh is too slow; answers are left out"]
-    # The first call may be ended before those that wait are.
-    assert any("answers are left out at the end" in one for one in said)
-    assert "timed out after" in said[-1]
 
 
 def test_an_answer_about_a_drawn_video_says_nothing_of_other_models(embedded: Program) -> None:
