@@ -320,10 +320,12 @@ def _ingest_one(
         ) as events,
     ):
         report.hook = hook
+        written = ""
         for event in events:
-            report.follow(event)
+            report.follow(event, name)
             if isinstance(event, IngestSummary):
-                report.end(event, stop.exit)
+                written = event.state
+    report.end(written, stop.exit)
 
 
 def _open_stdin(source: str) -> str:

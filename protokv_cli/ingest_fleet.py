@@ -86,7 +86,7 @@ def ingest_fleet(
     if stop.exit is not None:
         raise typer.Exit(stop.exit)
     if not dry_run:
-        show_query_hint(out, ["--state", place], model, chosen.backbone)
+        show_query_hint(out, place, model, chosen.backbone)
 
 
 def check_place(place: str) -> None:

@@ -1,5 +1,5 @@
-"""What `protokv ingest` of one source shows: notes before the run, its progress, its result, and
-what to do next.
+"""What `protokv ingest` shows of one source, or of several live ones: notes before the run, its
+progress, its result, and what to do next.
 
 Imports the library whole, so it is imported when a run begins.
 """
@@ -10,7 +10,6 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from protokv_cli.hooks import SubprocessHook
 from protokv_cli.output import (
     Output,
     ProgressBar,
+    explain_error,
     format_bytes,
     format_time,
     format_time_left,
@@ -42,35 +42,38 @@ _HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")
 
 
 class EventPrinter(ProgressBar):
-    """Shows the events of a run in the chosen format, and its progress."""
+    """Shows the events of a run in the chosen format, and its progress. A run watches one source,
+    or several live ones.
+    """
 
     hook: SubprocessHook | None = None  # gets the answers to standing questions
 
     def __init__(
-        self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None
+        self, out: Output, name: str, chosen: IngestOptions, timings: Timings | None = None
     ) -> None:
-        """Show nothing yet. `source` is its name without secrets; the last event is shown with
-        `timings`.
+        """Show nothing yet. `name` is that of the source without secrets, or says how many there
+        are; the last event is shown with `timings`.
         """
-        super().__init__(out, "loading model", source, logs=not out.as_json)
-        self._source = source
+        super().__init__(out, "loading model", name, logs=not out.as_json)
         self._chosen = chosen
         self._timings = timings
-        self._first: tuple[float, float] | None = None
-        self._begun: events.IngestStarted | None = None
+        # By source.
+        self._begun = dict[str, events.IngestStarted]()
+        self._first = dict[str, tuple[float, float]]()
+        self._failures = 0
 
-    def follow(self, event: IngestEvent) -> None:
-        """Show an event: notes on stderr, and a JSON line, or a table at the end."""
+    def follow(self, event: IngestEvent, source: str) -> None:
+        """Show an event of a source: notes on stderr, and a JSON line, or a table at the end."""
         out = self._out
         ends = isinstance(event, events.IngestSummary)
         if isinstance(event, events.IngestStarted):
-            self._begun = event
+            self._begun[source] = event
             out.note_model(event.model, event.notice)
-            note_start(out, event, self._source)
-        note_news(out, event, self._source)
-        if isinstance(event, events.IngestProgress) and not self._show_progress(event):
+            _note_start(out, event, source)
+        _note_news(out, event, source)
+        if isinstance(event, events.IngestProgress) and not self._show_progress(event, source):
             return
-        row = {"type": name_event(event), **asdict(event)}
+        row = {"type": name_event(event), "source": source, **asdict(event)}
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings)
         if isinstance(event, events.QuestionAnswered):
@@ -92,63 +95,75 @@ class EventPrinter(ProgressBar):
             out.record(
                 {name: value for name, value in row.items() if value and name not in _HIDDEN}
             )
+        if isinstance(event, events.IngestSummary):
+            self._tell_damage(event, source)
 
-    def _show_progress(self, event: events.IngestProgress) -> bool:
+    def fail(self, error: Exception, source: str) -> None:
+        """Show why one of several sources ended."""
+        self._failures += 1
+        message, hint, code = explain_error(error)
+        # Most messages name the source themselves.
+        named = message if source in message else f"{source}: {message}"
+        self._out.tell_failure(named, hint)
+        if self._out.as_json:
+            row = {"type": "failed", "source": source, "error": type(error).__name__}
+            self._out.json({**row, "message": message, "hint": hint, "exit_code": int(code)})
+
+    def end(self, states: str, stopped: ExitCode | None) -> None:
+        """Say what to do next with the state, or the folder of them. A run that was `stopped` ends
+        with the exit code of its signal, and one with failures or damage with that of a part.
+        """
+        out = self._out
+        if stopped is not None:
+            out.note(f"stopped; {states} is committed. Continue with the same command.")
+            raise typer.Exit(stopped)
+        if self._failures:
+            raise typer.Exit(ExitCode.PARTIAL)
+        if not self._chosen.ask:
+            model = next(iter(self._begun.values())).model
+            show_query_hint(out, states, model, self._chosen.backbone)
+
+    def _show_progress(self, event: events.IngestProgress, source: str) -> bool:
         """Draw the bar; return True if a JSON line is due."""
         now_s = time.monotonic()
         done_s = event.stream_time_s
         length_s = event.duration_s
-        if self._first is None:
-            self._first = (now_s, done_s)
-            self._note_share(event)
+        if source not in self._first:
+            self._first[source] = (now_s, done_s)
+            self._note_share(event, self._begun[source])
         if self.due():
+            self._name = source
             parts = [format_time(done_s), f"{event.frames_per_second:.0f} frames/s"]
             if length_s:
-                began_s, from_s = self._first
+                began_s, from_s = self._first[source]
                 left = format_time_left(done_s - from_s, length_s - done_s, now_s - began_s)
                 share = f"{min(1.0, done_s / length_s):4.0%}"
                 parts = [share, f"{parts[0]} / {format_time(length_s)}", *left, parts[1]]
             parts.append(f"state {format_bytes(event.state_bytes)}")
             self.show(parts, min(done_s, length_s or done_s), length_s)
-        return self.row_due()
+        return self.row_due(source)
 
-    def _note_share(self, event: events.IngestProgress) -> None:
+    def _note_share(self, event: events.IngestProgress, begun: events.IngestStarted) -> None:
         """Say what part of the video a new state will keep: what a step takes is known only now."""
-        begun = self._begun
-        if begun and begun.how == "started" and begun.most_bytes is not None and event.duration_s:
+        if begun.how == "started" and begun.most_bytes is not None and event.duration_s:
             tokens = event.tokens_seen * event.duration_s / event.stream_time_s
             self._out.note(_describe_share(tokens, event, self._chosen.memory.budget))
 
-    def end(self, summary: events.IngestSummary, stopped: ExitCode | None) -> None:
-        """Say what to do next. A run that was `stopped` ends with the exit code of its signal, and
-        one with damage with that of a part.
-        """
-        out = self._out
-        state = summary.state
-        source = self._source
-        if stopped is not None:
-            at = format_time(summary.stream_time_s)
-            out.note(f"stopped at {at}; {state} is committed. Continue with the same command.")
-            raise typer.Exit(stopped)
+    def _tell_damage(self, summary: events.IngestSummary, source: str) -> None:
+        """Say what of a source is not in its state."""
         if summary.damaged:
-            out.error(f"Error: {source}: {summary.damage}")
-            out.error(
-                f"Hint: what could be read is in {state}; ask it, or mend the video and use --force"
-            )
+            why = str(summary.damage)
+            hint = f"what could be read is in {summary.state}; ask it, or mend the video and"
         elif summary.words_lost:
-            out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
-            out.error(
-                "Hint: mend that, or choose other words with --subtitles (off: none), and use "
-                "--force"
-            )
+            why = f"not all words are read: {summary.words_lost}"
+            hint = "mend that, or choose other words with --subtitles (off: none), and"
         else:
-            if self._begun and not self._chosen.ask:
-                show_query_hint(out, [state], self._begun.model, self._chosen.backbone)
             return
-        raise typer.Exit(ExitCode.PARTIAL)
+        self._failures += 1
+        self._out.tell_failure(f"{source}: {why}", f"{hint} use --force")
 
 
-def show_query_hint(out: Output, state: Sequence[str], model: str | None, named: object) -> None:
+def show_query_hint(out: Output, states: str, model: str | None, named: object) -> None:
     """Say how to ask a state, or the states of a folder; `named` is the model that the user
     named.
     """
@@ -157,10 +172,10 @@ def show_query_hint(out: Output, state: Sequence[str], model: str | None, named:
     question = (
         "What shape appeared first?" if is_embedded_model(model) else "What happens in this video?"
     )
-    out.note(f'ask it: {shlex.join(["protokv", "query", *folder, *state])} "{question}"')
+    out.note(f'ask it: {shlex.join(["protokv", "query", *folder, states])} "{question}"')
 
 
-def note_start(out: Output, started: events.IngestStarted, source: str) -> None:
+def _note_start(out: Output, started: events.IngestStarted, source: str) -> None:
     """Note where the run begins, and warn of what may surprise the user."""
     if not started.locked:
         out.note(
@@ -183,7 +198,7 @@ def note_start(out: Output, started: events.IngestStarted, source: str) -> None:
         )
 
 
-def note_news(out: Output, event: IngestEvent, source: str) -> None:
+def _note_news(out: Output, event: IngestEvent, source: str) -> None:
     """Write a line if the words of a source are lost, or a live one is lost or too fast."""
     match event:
         case events.WordsLost():

@@ -139,7 +139,7 @@ class Output:
             )
             notice += "llava-hf/llava-onevision-qwen2-0.5b-ov-hf (protokv models lists more)"
         if notice:
-            self.note(f"Note: {notice}")
+            self.note(f"Note: {notice}", once=True)
 
     def error(self, text: str, *, once: bool = False) -> None:
         """Write a line to stderr, or `once`; a terminal gets its first word in colour, and can copy

@@ -171,8 +171,8 @@ def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_passw
 ) -> None:
     follow = EventPrinter.follow
 
-    def stop_when_lost(report: EventPrinter, event: IngestEvent) -> None:
-        follow(report, event)
+    def stop_when_lost(report: EventPrinter, event: IngestEvent, source: str) -> None:
+        follow(report, event, source)
         if isinstance(event, SourceLost):
             signal.raise_signal(signal.SIGINT)
 
