@@ -6,15 +6,13 @@ A question that cannot be asked is told with its place, and the others are answe
 
 from __future__ import annotations
 
-import codecs
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import typer
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
     from protokv.state.frames import StateVideos
+    from protokv.state.header import StateHeader
     from protokv.state.sources import VideoPlace
     from protokv.stream.answer import Answer
     from protokv.stream.evidence import Evidence, EvidenceSpan
@@ -113,49 +112,41 @@ def read_questions(
     yield named
 
 
-_ERRORS = "surrogateescape"  # a line that is no text is refused by itself
 _MOST_AT_ONCE = 1 << 16  # bytes of lines
 
 
-def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
-    """Open a text file, or stdin for `-`, as UTF-8, or as UTF-16 if it begins with its mark. Bytes
-    that are no text are refused later, line by line.
+def open_lines(place: str) -> AbstractContextManager[BinaryIO]:
+    """Open a file of lines, or stdin for `-`."""
+    return nullcontext(sys.stdin.buffer) if place == "-" else Path(place).open("rb")
+
+
+def decode_line(line: bytes) -> str:
+    """Return a line as text, without the mark that some editors begin a file with. Bytes that are
+    not UTF-8 become halves of surrogate pairs, which are refused where text is needed.
     """
-    if place != "-":
-        file = Path(place).open("rb")  # noqa: SIM115 -- the wrapper owns it
-        return TextIOWrapper(file, _choose_encoding(file), _ERRORS)
-    if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(encoding=_choose_encoding(sys.stdin.buffer), errors=_ERRORS)
-    return nullcontext(sys.stdin)
-
-
-def _choose_encoding(file: Any) -> str:
-    begins = file.peek(2)[:2] if hasattr(file, "peek") else b""
-    marked = begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return "utf-16" if marked else "utf-8-sig"
+    return line.decode("utf-8-sig", "surrogateescape").strip()
 
 
 def _parse_lines(place: str, name: str, refusals: QuestionErrors) -> Iterator[list[UserQuestion]]:
     numbers = count(1)
-    with open_text_or_stdin(place) as file:
+    with open_lines(place) as file:
         for lines in _read_lines(file):
             found = []
             for line in lines:
                 where = f"line {next(numbers)} of {name}"
                 with refusals.at(where):
-                    if text := line.strip():
+                    if text := decode_line(line):
                         found.append(_parse(text, where))
             yield found
 
 
-def _read_lines(file: Any) -> Iterator[list[str]]:
+def _read_lines(file: Any) -> Iterator[list[bytes]]:
     """Yield the lines that come at once: a program may write the next one when it has an answer."""
-    decode = codecs.getincrementaldecoder(file.encoding)(_ERRORS).decode
-    rest = ""
-    while data := file.buffer.read1(_MOST_AT_ONCE):
-        *lines, rest = (rest + decode(data)).split("\n")
+    rest = b""
+    while data := file.read1(_MOST_AT_ONCE):
+        *lines, rest = (rest + data).split(b"\n")
         yield lines
-    yield [rest + decode(b"", final=True)]
+    yield [rest]
 
 
 def _parse(line: str, where: str) -> UserQuestion:
@@ -258,14 +249,16 @@ class Answerer:
     shows: bool = False
     alone: bool = False  # then do not repeat the question before it
     at_prompt: bool = False  # questions are typed, and are one conversation
-    notice: str = ""  # what to say of every answer of the state
-    places: Sequence[VideoPlace] = ()  # of the videos of the state in its stream
     _turns: list[tuple[str, str]] = field(default_factory=list)
-    _promise: PromiseRule | None = None  # of the state that is asked
+    # Of the state that is asked.
+    _notice: str = ""
+    _places: Sequence[VideoPlace] = ()
+    _promise: PromiseRule | None = None
 
     def ask_all(
         self,
         state: str,
+        header: StateHeader,
         session: Session,
         questions: Iterable[Sequence[UserQuestion]],
         videos: StateVideos = (),
@@ -275,6 +268,10 @@ class Answerer:
 
         A refused question does not end the loop; at a prompt, neither does Ctrl-C during an answer.
         """
+        from protokv.state.sources import find_notice, list_state_sources, list_video_places
+
+        self._notice = find_notice(header)
+        self._places = list_video_places(list_state_sources(header))
         decoding = self.how.decoding(session.backbone)
         if self.how.at_most_wrong is not None:
             from protokv.stream.promise import find_promise_rule
@@ -336,20 +333,20 @@ class Answerer:
 
             spans = [
                 one | {"share": round(one["share"], 4)}
-                for one in describe_spans(answer.evidence.spans, self.places)
+                for one in describe_spans(answer.evidence.spans, self._places)
             ]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows and self._wants_evidence:
-                self.out.text(format_evidence_line(answer.evidence, self.places))
+                self.out.text(format_evidence_line(answer.evidence, self._places))
         if answer.promise is not None:
             row["promise"] = asdict(answer.promise)
             if self.shows:
-                for line in format_promise_lines(answer, self.places):
+                for line in format_promise_lines(answer, self._places):
                     self.out.note(line, once=True)
-        if self.notice:
-            row["notice"] = self.notice
-            self.out.note(f"Note: {self.notice}", once=not self.shows)
+        if self._notice:
+            row["notice"] = self._notice
+            self.out.note(f"Note: {self._notice}", once=not self.shows)
         if expected is not None:
             from protokv.replay.questions import is_expected_answer
 

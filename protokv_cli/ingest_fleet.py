@@ -16,7 +16,7 @@ from protokv import errors
 from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.texts import JsonObject, format_count
-from protokv_cli.asking import open_text_or_stdin
+from protokv_cli.asking import decode_line, open_lines
 from protokv_cli.exits import ExitCode, find_exit_code
 from protokv_cli.options import Flags, option
 from protokv_cli.output import LOG_EVERY_S, Output, ProgressBar, format_bytes, format_time
@@ -103,8 +103,8 @@ def check_place(place: str) -> None:
 def _read_list(listing: str) -> list[str]:
     """Return the lines of a list of videos; `-` is stdin."""
     try:
-        with open_text_or_stdin(listing) as lines:
-            return [text for line in lines if (text := line.strip())]
+        with open_lines(listing) as lines:
+            return [text for line in lines if (text := decode_line(line))]
     except OSError as error:
         raise SourceNotFound(
             f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,6 +35,11 @@ from protokv_cli.options import (
 )
 from protokv_cli.output import ProgressBar, format_time, round_timings, show_timings, tabulate_rows
 from protokv_cli.parsing import open_commit_at, parse_list, show_commit_note
+
+if TYPE_CHECKING:
+    from protokv.core.backbone import Backbone
+    from protokv.state.reader import StateReader
+    from protokv.stream.session import Session
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
@@ -128,11 +133,6 @@ def query(
                 "--top ranks the answers of many states",
                 "name their folder: --state DIR/",
             ),
-            (
-                ask.engine and (answer.evidence or answer.frames),
-                "an engine does not tell what its answers stand on",
-                "ask for evidence without --engine",
-            ),
             (answer.frames and many, "--frames are of one state", "name the state itself"),
         )
         if len(texts) > 1 and " " not in "".join(texts):
@@ -186,36 +186,18 @@ def _ask_one(
 ) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
     out = answers.out
-    clock = answers.clock
     videos = list[Any]()
     right = list[bool]()
     if "backbone" in model.choice:
         model.check()
     with ProgressBar(out, "loading model", model.model or "", logs=False):
-        with clock.stage("imports"):
-            # Its library takes long.
-            from protokv.state.sources import find_notice, list_state_sources, list_video_places
-            from protokv.stream.engine import Engine, EngineSession
-            from protokv.stream.opening import open_session
-
-        with clock.stage("state"):
-            reader = open_commit_at(out, state, ask.at, ask.verify)
-        answers.how.decoding()
+        reader, session = _open(answers, state, Path(state).parent, ask, model)
         if answers.how.frames is not None:
             from protokv.state.frames import find_state_videos
 
             named = answers.how.video
             places = [named] if named else [Path(), Path(state).parent]
             videos += find_state_videos(reader.header, places)
-        if ask.engine is None:
-            session = open_session(reader, timings=clock, **model.choice)
-        else:
-            name = PurePath(state).stem
-            session = EngineSession.open(
-                reader, Engine(ask.engine), name, timings=clock, **model.choice
-            )
-    answers.notice = find_notice(reader.header)
-    answers.places = list_video_places(list_state_sources(reader.header))
     # The last commit of a live stream has an age.
     clocks = reader.wall_clocks if reader.at_s is None else []
     age_s = max(0.0, time.time() - clocks[-1].committed_at) if clocks else None
@@ -223,7 +205,7 @@ def _ask_one(
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)
         out.note(f"{state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
-    for row in answers.ask_all(state, session, questions, videos):
+    for row in answers.ask_all(state, reader.header, session, questions, videos):
         row |= {} if age_s is None else {"commit_age_s": round(age_s, 3)}
         right += [row["correct"]] if "correct" in row else []
         if not answers.shows:
@@ -233,7 +215,38 @@ def _ask_one(
             f"{sum(right)} of {len(right)} answers as expected ({sum(right) / len(right):.1%})"
         )
     if answers.timed and answers.shows:
-        show_timings(out, round_timings(clock))
+        show_timings(out, round_timings(answers.clock))
+
+
+def _open(
+    answers: Answerer,
+    state: str,
+    place: str | Path,
+    ask: _AskFlags,
+    model: ModelFlags,
+    loaded: Backbone | None = None,
+) -> tuple[StateReader, Session]:
+    """Open a state of a place, at the commit that is asked for; `loaded` serves if it made the
+    state, too.
+    """
+    clock = answers.clock
+    how = model.choice
+    with clock.stage("imports"):
+        # Its library takes long.
+        from protokv.stream.engine import Engine, EngineSession
+        from protokv.stream.opening import load_fitting_backbone, open_session
+
+    with clock.stage("state"):
+        reader = open_commit_at(answers.out, state, ask.at, ask.verify)
+    answers.how.decoding()
+    if ask.engine is not None:
+        how |= {"device": "meta", "device_map": None}
+    with clock.stage("model"):
+        backbone = load_fitting_backbone(loaded, reader.header, **how)
+    if ask.engine is None:
+        return reader, open_session(reader, backbone, timings=clock)
+    name = PurePath(state).relative_to(place).with_suffix("").as_posix()
+    return reader, EngineSession.open(reader, Engine(ask.engine), name, backbone, timings=clock)
 
 
 def _ask_many(
@@ -241,36 +254,23 @@ def _ask_many(
 ) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.state.folder import find_states, group_by_model
-    from protokv.state.sources import find_notice, list_state_sources, list_video_places
-    from protokv.stream.engine import Engine, EngineSession
-    from protokv.stream.opening import load_fitting_backbone, open_session
 
-    engine = None if ask.engine is None else Engine(ask.engine)
-    how = model.choice | ({} if engine is None else {"device": "meta", "device_map": None})
     out = answers.out
     states = find_states(place)
     failed = list[ProtoKVError]()
-    answers.how.decoding()
 
     def make_rows() -> Iterator[JsonObject]:
-        backbone = None
+        loaded = None
         for state in group_by_model(states):
             try:
-                reader = open_commit_at(out, state, ask.at, ask.verify)
-                backbone = load_fitting_backbone(backbone, reader.header, **how)
-                if engine is None:
-                    session = open_session(reader, backbone)
-                else:
-                    name = PurePath(state).relative_to(place).with_suffix("").as_posix()
-                    session = EngineSession.open(reader, engine, name, backbone)
+                reader, session = _open(answers, state, place, ask, model, loaded)
             except (StateError, ModelError) as error:
                 failed.append(error)
                 named = "" if state in error.message else f"{state}: "
                 out.error(f"Error: {named}{error.message}")
             else:
-                answers.notice = find_notice(reader.header)
-                answers.places = list_video_places(list_state_sources(reader.header))
-                yield from answers.ask_all(state, session, [questions])
+                loaded = session.backbone
+                yield from answers.ask_all(state, reader.header, session, [questions])
 
     rows: Iterable[JsonObject] = make_rows()
     best_by = "mean_logprob"
