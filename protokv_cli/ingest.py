@@ -110,6 +110,14 @@ class _SourceFlags(Flags, panel="What to watch"):
 
 _ASKED = "Questions while it watches"
 _HOW = ("every_s", "choices", "on_change", "evidence", "at_most_wrong")
+_ALONE = ("append", "start_s", "duration_s", "chunk", "timings", "questions", "command", *_HOW)
+_OF_FLEETS = ("listing", "workers", "devices", "max_failures")
+# The options that a run does not take, by what it watches.
+_NOT_FOR = {
+    "one source": _OF_FLEETS,
+    "several videos": (*_ALONE, "for_s", "stall_s", "give_up_s", "on_pressure", "input"),
+    "several live sources": (*_ALONE, *_OF_FLEETS, "dry_run"),
+}
 
 
 class _LiveFlags(Flags, panel="Live sources"):
@@ -206,18 +214,34 @@ def ingest(
 
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_fleet_source(sources[0])
+        # Alone, what has an address of http is a video that ends.
+        kinds = set(map(source_kind, sources))
+        are_live = fleet.listing is None and kinds & LIVE and kinds.issubset(STREAMED_SOURCES)
+        several = "several live sources" if are_live else "several videos"
+        what = several if many else "one source"
+        alone = [
+            name
+            for flags in (state, watch, live, fleet, output)
+            for name in list_set_options(flags, *_NOT_FOR[what])
+        ]
+        alone += ["--subtitles FILE"] * (many and names_subtitle_file(watch.subtitles))
+        further = list_set_options(live, *_HOW, "command")
+        check_options(
+            (
+                alone,
+                f"{' and '.join(alone)}: not for {what}",
+                "leave that out, or give what takes it a run of its own",
+            ),
+            (
+                further and not live.questions,
+                f"{' and '.join(further)}: nothing is asked",
+                "add --ask QUESTION",
+            ),
+        )
         waiting = make_kwargs(live, "questions", "command")
         how = {name: waiting.pop(name) for name in _HOW if name in waiting}
         if "at_most_wrong" in how:
             how["calibrations"] = str(find_calibrations())
-        more = list_set_options(live, *_HOW, "command")
-        check_options(
-            (
-                more and not live.questions,
-                f"{' and '.join(more)}: nothing is asked",
-                "add --ask QUESTION",
-            )
-        )
         chosen = IngestOptions(
             config=memory.config() if memory.is_chosen else None,
             backbone=model.model,
@@ -229,24 +253,9 @@ def ingest(
             **make_kwargs(watch),
             **model.loading,
         )
-        of_one = [
-            *list_set_options(watch, "start_s", "duration_s", "chunk"),
-            *list_set_options(output, "timings"),
-            *["--subtitles FILE"] * names_subtitle_file(watch.subtitles),
-        ]
-        kinds = set(map(source_kind, sources))
-        # Alone, what has an address of http is a video that ends.
-        if many and not fleet.listing and kinds & LIVE and kinds.issubset(STREAMED_SOURCES):
+        if many and are_live:
             from protokv_cli.ingest_live import ingest_live
 
-            alone = [
-                *list_set_options(state, "append", "dry_run"),
-                *of_one,
-                *list_set_options(live, "questions", *_HOW, "command"),
-                *list_set_options(fleet),
-            ]
-            hint = "give it a run of its own, or leave that out"
-            check_options((alone, f"{' and '.join(alone)}: not for several live sources", hint))
             ingest_live(out, {one: _open_stdin(one) for one in sources}, state.state or ".", chosen)
             return
         if (
@@ -259,14 +268,8 @@ def ingest(
                 "--every 30s"
             )
         if many:
-            alone = [*list_set_options(state, "append"), *of_one, *list_set_options(live)]
-            hint = "several videos are continued without an option, and watched to their ends"
-            check_options((alone, f"{' and '.join(alone)}: for one video only", hint))
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
             return
-        where = "name a folder or --from LIST; --device says where one video is watched"
-        more = list_set_options(fleet)
-        check_options((more, f"{' and '.join(more)}: for several videos only", where))
         if _PAGE.match(sources[0]):
             raise SourceUnreadable(
                 f"{sources[0]} is a page, not a video",

@@ -289,7 +289,7 @@ def test_answers_are_events_lines_and_a_part_of_the_state_and_go_to_a_command(
         ((*ASK, "--choices", "red"), "a single choice is none"),
         ((*ASK, "--exec", "no-such-program -v"), "no program no-such-program -v can be run"),
         ((*ASK, "--exec", "say 'it"), "quoted as in a shell"),
-        (("other.mp4", *ASK), "--ask and --ask-every: for one video only"),
+        (("other.mp4", *ASK), "--ask and --ask-every: not for several videos"),
     ],
 )
 @pytest.mark.usefixtures("mocked")
