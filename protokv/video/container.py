@@ -8,17 +8,14 @@ go to FFmpeg unchanged. Errors show an address without its secrets.
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import errno
 import math
 import os
-import re
 import select
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -87,17 +84,15 @@ _ASK_S = 0.1
 _block_bytes = 512 << 20
 _BYTES_OF_PIXEL = 9
 
-# The head of a file tells text: it has no control characters, and UTF-16 begins with a mark.
-_HEAD_BYTES = 512
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+# The first bytes of a pipe tell an MP4.
+_HEAD_BYTES = 8
 
 # AVDISCARD_ALL
 _DISCARD_ALL = 48
 
 _HINTS = {
-    "file": "check that the file was copied or recorded to its end; "
-    "`ffprobe FILE` shows what is in it",
+    "file": "check that the file was copied or recorded to its end; a playlist is read from its "
+    "address alone; `ffprobe FILE` shows what is in it",
     "screen": "set DISPLAY, or name it: screen::1; Wayland's screens are not read",
     "rtp": "where there is an SDP, pipe it in: "
     "ffmpeg -protocol_whitelist file,rtp,udp -i X.sdp -c copy -f mpegts - "
@@ -245,12 +240,6 @@ def _refuse(
     is_file = kind == "file"
     hint = _HINTS.get(kind, _HINT)
     why = explain_ffmpeg_error(error, None if is_file else timeout_s)
-    if _is_text(pipe.head if pipe is not None else _read_head(text) if is_file else b""):
-        return SourceUnreadable(
-            f"{name} is not a video but text: playlists are read from addresses alone",
-            hint="name its address, a video file itself, or make one file of a playlist: "
-            "`ffmpeg -i LIST.m3u8 -c copy OUT.ts`",
-        )
     if pipe is not None:
         return _refuse_pipe(pipe.head, name)
     if is_file:
@@ -272,19 +261,6 @@ def _refuse(
                 hint=advice.format(kind=kind) if advice else hint,
             )
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
-
-
-def _read_head(path: str) -> bytes:
-    with suppress(OSError), Path(path).open("rb") as file:
-        return file.read(_HEAD_BYTES)
-    return b""
-
-
-def _is_text(head: bytes) -> bool:
-    """Return True for the beginning of a text in any usual encoding."""
-    # Text in UTF-16 has a byte of 0 for each letter of ASCII.
-    plain = head.replace(b"\0", b"") if head[:2] in _UTF_16 else head
-    return len(plain) > 1 and not _CONTROL.search(plain)
 
 
 def _tell_unknown_host(error: Exception, text: str) -> Exception:

@@ -100,7 +100,7 @@ def test_an_unreadable_object_is_one_error_with_its_address(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(SourceNotFound, match=r"there is nothing at s3://bucket/videos/gone\.mp4"):
         open_source("s3://bucket/videos/gone.mp4")
-    with pytest.raises(SourceUnreadable, match=r"broken\.mp4 is not a video but text"):
+    with pytest.raises(SourceUnreadable, match=r"cannot open s3://bucket/videos/broken\.mp4"):
         open_source("s3://bucket/videos/broken.mp4")
     with pytest.raises(SourceUnreadable, match="names no bucket"):
         open_source("s3://")
