@@ -57,7 +57,13 @@ def find_continued_segment(
                 is_last = last.get("fingerprint") == ours
                 return read_last_segment(state) if is_last else StreamSegment(done=True), record
     if not append:
-        raise _another_source(path, state, source)
+        theirs = records[0].get("name") or "frames from a program"
+        raise StateMismatch(
+            f"{path} is the state of another source, {theirs}, or of an earlier version of it; this "
+            f"run's source is {source.info.name}",
+            hint="name another state with -o, watch after it with --append, or replace it with "
+            "--force",
+        )
     if not state.complete and last and "live" not in last:
         # A live source has no end.
         raise StateMismatch(
@@ -66,20 +72,6 @@ def find_continued_segment(
             hint=f"finish it first: the command with {last.get('name')} again",
         )
     return make_next_segment(state), {}
-
-
-def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
-    theirs = list_state_sources(state)[0].get("name")
-    if theirs is None:
-        what = "frames from a program"
-    elif theirs == source.info.name:
-        what = f"another {theirs}, or {theirs} as it was before it changed"
-    else:
-        what = f"another video, {theirs}"
-    return StateMismatch(
-        f"{path} is the state of {what}; this run's source is {source.info.name}",
-        hint="name another state with -o, watch after it with --append, or replace it with --force",
-    )
 
 
 def check_continued_options(path: StatePath, state: StateHeader, options: IngestOptions) -> None:
@@ -125,9 +117,9 @@ def check_continued_subtitles(path: StatePath, record: JsonRecord, subtitles: Su
     if record and identify_subtitles(theirs) != identify_subtitles(ours):
         was = name_subtitles(theirs) or "no subtitles"
         now = name_subtitles(ours) or "no subtitles"
-        what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
         raise StateMismatch(
-            f"the state at {path} cannot be continued: {what}",
+            f"the state at {path} cannot be continued: it has {was}, this run has {now}, or they "
+            "have changed",
             hint="choose with --subtitles, write to another path, or start over with --force",
         )
 

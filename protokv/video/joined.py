@@ -24,16 +24,16 @@ _FILTERS = {
 
 TS_PACKET_BYTES = 188
 
-# Pictures in a row of a stream that is not beside the watched one but between two parts of it; so
-# many are enough where the clock of the watched one breaks: goes back, or leaps further than ever.
+# So many pictures of another stream between two packets of the watched one are another recording; a
+# few are enough where its clock breaks: goes back, or leaps further than ever.
 _MANY = 64
 _FEW = 4
 _LEAP = 2
 
-# Where that stream began after the container was opened, the bytes in which it is looked for, and
-# how many times as wide as others a gap between two packets is, if no clock breaks there.
-_MOST_BYTES = 64 << 20
+# Between two packets that are this many times as wide apart as others another recording is looked
+# for, in so many bytes.
 _WIDE = 8
+_MOST_BYTES = 64 << 20
 
 # A packet of MPEG-TS in which a picture begins. Its PID is in the 13 last bits of two bytes.
 _PICTURE = re.compile(rb"G([\x40-\x7f].).{1,170}?\0\0\x01[\xe0-\xef]", re.DOTALL)
@@ -58,13 +58,9 @@ class JoinedPart:
         # Another part may follow.
         self.joins = container.format.name == "mpegts"
         self.end = self._begin = begin  # the byte at which its last packet begins
-        # the streams that do not follow: this one, and those that are seen beside it
-        self.known = {identify_stream(stream)}
+        self._beside = {stream.id}  # PIDs of this stream, and of those that are shown beside it
+        self._follows = False  # what follows may be the same stream
         self._taken = 0
-        # Packets of other streams since the last one that was taken: their streams, how many they
-        # are, and at which byte the first of each stream begins.
-        self._others = dict[tuple[int, str], int]()
-        self._run = 0
         self._last: int | None = None  # the DTS of the last packet, and the longest step to one
         self._longest = 0
         self.over = False  # another recording follows, although packets of this stream come again
@@ -73,28 +69,26 @@ class JoinedPart:
             self.pipe.keep_none()
 
     def demux(self) -> Any:
-        """Return PyAV's packets of the stream, and those of the streams beside it."""
-        streams = self.container.streams.video if self.joins else [self.stream]
-        return self.container.demux([one for one in streams if one.codec_context is not None])
+        """Return PyAV's packets of the stream."""
+        return self.container.demux(self.stream)
+
+    @property
+    def known(self) -> set[tuple[int, str]]:
+        """The streams that do not follow: this one, and those beside it."""
+        return {
+            identify_stream(one)
+            for one in self.container.streams.video
+            if (one.id in self._beside if one is not self.stream else not self._follows)
+        }
 
     def take(self, packet: Any) -> bool:
-        """Note a packet with bytes; return True if it is of the stream, and the part goes on."""
+        """Note a packet with bytes; return True if the part goes on with it."""
         place = packet.pos or 0
-        if packet.stream is not self.stream:
-            self._others.setdefault(identify_stream(packet.stream), place)
-            self._run += 1
-            return False
-        # The last one of a recording comes late, behind the first ones of the next.
-        before = {one for one, at in self._others.items() if at < place}
-        least = _FEW if self._breaks(packet.dts) else _MANY
-        between = before - self.known and self._run >= least
-        if self._taken >= least and (between or self._skips_another(place, least)):
+        if 0 < self._taken < _FEW:
+            self._beside.update(self._find_pictures(place))
+        elif self._taken and self._skips_another(packet.dts, place):
             self.over = True
             return False
-        if before:
-            self.known |= before
-            self._others.clear()
-            self._run = 0
         self.end = place
         if self.pipe is not None:
             self.pipe.keep_from(place)
@@ -104,32 +98,32 @@ class JoinedPart:
         self._last = packet.dts
         return True
 
-    def _breaks(self, dts: int | None) -> bool:
-        """Return True if the clock goes back to a DTS, or leaps to it."""
-        if self._last is None or dts is None:
-            return False
-        return not 0 < dts - self._last <= _LEAP * self._longest
-
-    def _skips_another(self, place: int, least: int) -> bool:
-        """Return True if at least so many pictures of another stream stand between the last packet
-        and one at `place`. PyAV gives no packets of a stream that begins after it was opened.
+    def _skips_another(self, dts: int | None, place: int) -> bool:
+        """Return True if another recording stands between the last packet and one of this DTS at
+        `place`. PyAV gives no packets of a stream that begins after it was opened.
         """
-        size = place - self.end
-        if least == _MANY and size * self._taken <= _WIDE * (self.end - self._begin):
+        least = _MANY
+        if self._last is not None and dts is not None:
+            step = dts - self._last
+            least = _MANY if 0 < step <= _LEAP * self._longest else _FEW
+        wide = (place - self.end) * self._taken > _WIDE * (self.end - self._begin)
+        if self._taken < least or not (wide or least == _FEW):
             return False
+        return sum(pid not in self._beside for pid in self._find_pictures(place)) >= least
+
+    def _find_pictures(self, place: int) -> list[int]:
+        """Return the PIDs of the pictures that begin between the last packet and `place`."""
+        size = min(place - self.end, _MOST_BYTES)
+        data = b""
         if self.pipe is not None:
-            data = self.pipe.read_again(min(size, _MOST_BYTES))
+            data = self.pipe.read_again(size)
         elif self._path is not None:
             with Path(self._path).open("rb") as file:
                 file.seek(self.end)
-                data = file.read(min(size, _MOST_BYTES))
-        else:
-            return False
-        beside = {self.stream.id, *(number for number, _ in self.known)}
+                data = file.read(size)
         packets = range(0, len(data) - TS_PACKET_BYTES, TS_PACKET_BYTES)
         begun = (_PICTURE.match(data, at, at + TS_PACKET_BYTES) for at in packets)
-        numbers = (int.from_bytes(one[1]) & _PID_BITS for one in begun if one)
-        return sum(number not in beside for number in numbers) >= least
+        return [int.from_bytes(one[1]) & _PID_BITS for one in begun if one]
 
     def becomes_another(self) -> bool:
         """Return True if the stream has another codec than at the beginning; the packet that was
@@ -142,8 +136,8 @@ class JoinedPart:
             BitStreamFilterContext(known, self.stream)
         except Exception:  # of FFmpeg: it takes other codecs
             if self._taken < _MANY:
-                # These were the last bytes of sound, where PIDs are swapped: the stream follows.
-                self.known.discard(identify_stream(self.stream))
+                # These were the last bytes of sound, where PIDs are swapped.
+                self._follows = True
             return True
         return False
 

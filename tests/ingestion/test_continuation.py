@@ -145,7 +145,7 @@ def test_no_source_is_watched_twice(path: Path) -> None:
         assert (summary.complete, summary.steps, summary.file_bytes) == (True, 8, len(before))
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, written)
     with pytest.raises(
-        StateMismatch, match=r"the state of another video, 1\.mp4; this run's source is 2\.mp4"
+        StateMismatch, match=r"the state of another source, 1\.mp4, .*; this run's source is 2\.mp4"
     ):
         run(path, B)
 
