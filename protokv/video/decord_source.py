@@ -106,7 +106,7 @@ class DecordSource(AVSource):
         increasing = all(a[0] < b[0] for a, b in pairwise(listed))
         return listed if self.damage.ok and increasing else []
 
-    def _chunks(self, number: int, frames: int) -> Iterator[list[np.ndarray]]:
+    def _chunks(self, number: int, frames: int) -> Iterator[np.ndarray]:
         """Give the frames from one of them on, as long as there is no doubt."""
         shape = (self.info.height, self.info.width, 3)
         most = max(1, _CHUNK_BYTES // math.prod(shape))
@@ -114,10 +114,9 @@ class DecordSource(AVSource):
         with suppress(self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):
             reader = self._decord.VideoReader(self.source, ctx=self._decord.cpu(0), num_threads=1)
             while number < frames == len(reader):
-                reader.seek_accurate(number)
-                chunk = [_to_array(reader.next()) for _ in range(min(most, frames - number))]
+                chunk = _to_array(reader.get_batch(range(number, min(number + most, frames))))
                 repeats = any(np.array_equal(a, b) for a, b in pairwise([before, *chunk]))
-                if repeats or any(image.shape != shape for image in chunk):
+                if repeats or chunk.shape[1:] != shape:
                     return
                 before = chunk[-1]
                 number += len(chunk)
@@ -125,6 +124,6 @@ class DecordSource(AVSource):
                 yield chunk
 
 
-def _to_array(frame: Any) -> np.ndarray:
-    """Return the array of a frame. The caller's code may have told decord to give tensors."""
-    return np.asarray(frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy())
+def _to_array(frames: Any) -> np.ndarray:
+    """Return an array of frames. The caller's code may have told decord to give tensors."""
+    return np.asarray(frames.asnumpy() if hasattr(frames, "asnumpy") else frames.numpy())
