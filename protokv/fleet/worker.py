@@ -74,11 +74,6 @@ class VideoFailure:
     hint: str = ""  # a way out of it
 
     @classmethod
-    def from_damage(cls, damage: str) -> VideoFailure | None:
-        """Return what a state lacks; None: nothing."""
-        return cls("Damaged", damage) if damage else None
-
-    @classmethod
     def from_error(cls, error: Exception) -> VideoFailure:
         """Return an error on one line."""
         kind = type(error).__name__
@@ -178,7 +173,9 @@ class FleetWorker:
             status="watched" if summary.complete or summary.damaged else "stopped",
             watched_s=summary.stream_time_s - found.stream_time_s,
             elapsed_s=time.perf_counter() - began,
-            failure=VideoFailure.from_damage(summary.damage or summary.words_lost),
+            failure=VideoFailure("Damaged", damage)
+            if (damage := summary.damage or summary.words_lost)
+            else None,
             notes=tuple(notes),
         )
 
@@ -239,7 +236,9 @@ def check_video_status(
         )
         if status == "unfinished":
             return found
-        failure = VideoFailure.from_damage(read_recorded_damage(header))
+        failure = (
+            VideoFailure("Damaged", damage) if (damage := read_recorded_damage(header)) else None
+        )
         return replace(found, left_s=0.0, file_bytes=reader.file_bytes, failure=failure)
     except Exception as error:
         return VideoOutcome(job, target, "failed", failure=VideoFailure.from_error(error))

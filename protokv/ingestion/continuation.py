@@ -59,8 +59,8 @@ def find_continued_segment(
     if not append:
         theirs = records[0].get("name") or "frames from a program"
         raise StateMismatch(
-            f"{path} is the state of another source, {theirs}, or of an earlier version of it; this "
-            f"run's source is {source.info.name}",
+            f"{path} is the state of another source, {theirs}, or of an earlier version of it; "
+            f"this run's source is {source.info.name}",
             hint="name another state with -o, watch after it with --append, or replace it with "
             "--force",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,7 @@ from protokv.video.clock import ArrivalClock
 from protokv.video.container import (
     MAX_FRAME_PIXELS,
     SOURCE_TIMEOUT_S,
+    Pipe,
     explain_ffmpeg_error,
     open_container,
 )
@@ -137,22 +138,13 @@ class AVSource(Source):
         """Open the source; the first time, look at its first frame."""
         self._should_stop = should_stop
         losses = FrameLosses()
-        container = open_container(
-            self.source,
-            self._max_pixels,
-            self._options,
-            self._timeout_s,
-            lambda: self._should_stop(),
-        )
-        stream, notes = choose_video_stream(container, self._name, self._max_pixels)
+        container, stream, notes = self._connect(self._options)
         self.texts = find_text_tracks(container) if self._kind == "file" else ()
         packets = self._packets(self._begin_part(container, stream), losses)
         if self._found is not None:
             return _Opened(container, stream, losses, self._found._replace(packets=packets))
         try:
-            found = probe_stream(
-                self._name, self._kind, container, stream, packets, self._max_pixels
-            )
+            found = probe_stream(self._name, self._kind, container, stream, packets)
         except SourceUnreadable as error:
             raise SourceUnreadable(error.message + self._why, hint=error.hint) from error
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
@@ -214,18 +206,27 @@ class AVSource(Source):
             "skip_estimate_duration_from_pts": "1",
         }
         try:
-            container = open_container(
-                self.source,
-                self._max_pixels,
-                options,
-                self._timeout_s,
-                lambda: self._should_stop(),
-                part.pipe,
-            )
-            stream, _ = choose_video_stream(container, self._name, self._max_pixels, part.known)
+            container, stream, _ = self._connect(options, part.pipe, part.known)
         except ProtoKVError:
             return None
         return self._begin_part(container, stream, begin)
+
+    def _connect(
+        self,
+        options: Mapping[str, str],
+        pipe: Pipe | None = None,
+        known: Collection[tuple[int, str]] = (),
+    ) -> tuple[Any, Any, list[str]]:
+        """Open a container; return it, the stream to watch, and notes for the user."""
+        container = open_container(
+            self.source,
+            self._max_pixels,
+            options,
+            self._timeout_s,
+            lambda: self._should_stop(),
+            pipe,
+        )
+        return container, *choose_video_stream(container, self._name, self._max_pixels, known)
 
     def _begin_part(self, container: Any, stream: Any, begin: int = 0) -> JoinedPart:
         path = self.source if self._kind == "file" else None

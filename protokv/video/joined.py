@@ -83,6 +83,8 @@ class JoinedPart:
 
     def take(self, packet: Any) -> bool:
         """Note a packet with bytes; return True if the part goes on with it."""
+        if not self.joins:
+            return True
         place = packet.pos or 0
         if 0 < self._taken < _FEW:
             self._beside.update(self._find_pictures(place))
@@ -113,7 +115,7 @@ class JoinedPart:
 
     def _find_pictures(self, place: int) -> list[int]:
         """Return the PIDs of the pictures that begin between the last packet and `place`."""
-        size = min(place - self.end, _MOST_BYTES)
+        size = min(max(0, place - self.end), _MOST_BYTES)
         data = b""
         if self.pipe is not None:
             data = self.pipe.read_again(size)

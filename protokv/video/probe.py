@@ -133,7 +133,13 @@ def choose_video_stream(
     width = context.width
     height = context.height
     if width * height > max_pixels:
-        raise _refuse_size(name, width, height, max_pixels)
+        # Decoders fill whole blocks.
+        pixels = -(-width // 64) * 64 * -(-height // 32) * 32
+        raise SourceUnreadable(
+            f"the frames of {name} have {width} x {height} pixels, more than the limit of "
+            f"{max_pixels}",
+            hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down",
+        )
     context.thread_count = 1
     checks = {"err_detect": "explode"} if context.name in STALE_MEMORY_DECODERS else {}
     context.options = {"max_pixels": str(max_pixels), **checks}
@@ -141,15 +147,6 @@ def choose_video_stream(
         f"{len(streams)} video tracks: track {stream.index} of {width} x {height} pixels is watched"
     )
     return stream, [note] if len(streams) > 1 else []
-
-
-def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
-    # Decoders fill whole blocks.
-    pixels = -(-width // 64) * 64 * -(-height // 32) * 32
-    return SourceUnreadable(
-        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
-        hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down",
-    )
 
 
 class StreamProbe(NamedTuple):
@@ -169,11 +166,10 @@ def probe_stream(
     container: Any,
     stream: Any,
     packets: Iterator[Any],
-    max_pixels: int = MAX_FRAME_PIXELS,
 ) -> StreamProbe:
     """Decode the first frame of PyAV's video stream, so that one without a picture is refused.
 
-    SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
+    SourceUnreadable: no picture can be had, or it is encrypted.
     """
     context = stream.codec_context
     first = None
@@ -198,8 +194,13 @@ def probe_stream(
         if first is not None or failures > _MOST_FAILURES or size > _MOST_BYTES:
             break
     if first is None:
-        raise _refuse_undecodable(
-            name, kind, container, stream, seen[0] if seen else None, max_pixels
+        if not seen and kind != "file" and "mov" in container.format.name:
+            raise make_mp4_index_error(name)
+        raise SourceUnreadable(
+            f"no frame of {name} can be decoded (container {container.format.name}, codec "
+            f"{context.name})",
+            hint="the file is damaged, its codec is not supported, or its frames are larger than "
+            "--max-frame-pixels; `ffmpeg -i FILE OUT.mp4` may repair it",
         )
     rotation, mirrored, degrees = _read_orientation(first)
     width, height = _shown_size(first.width, first.height, stream.sample_aspect_ratio)
@@ -239,28 +240,6 @@ def probe_stream(
     if rate:
         timing = replace(timing, interval_s=float(1 / rate))
     return StreamProbe(info, timing, indexed, plain, notes, chain(seen, packets))
-
-
-def _refuse_undecodable(
-    name: str, kind: str, container: Any, stream: Any, first: Any, max_pixels: int
-) -> SourceUnreadable:
-    """Return the error for a stream without one frame that can be decoded. `first` is its first
-    packet, if any came.
-    """
-    context = stream.codec_context
-    if first is None and kind != "file" and "mov" in container.format.name:
-        return make_mp4_index_error(name)
-    # Decoders say only to FFmpeg's log that a picture is too large.
-    with suppress(Exception), Image.open(io.BytesIO(bytes(first))) as picture:
-        width, height = picture.size
-        if width * height > max_pixels:
-            return _refuse_size(name, width, height, max_pixels)
-    return SourceUnreadable(
-        f"no frame of {name} can be decoded (container {container.format.name}, codec "
-        f"{context.name})",
-        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may "
-        "repair it",
-    )
 
 
 def _read_orientation(frame: Any) -> tuple[int, bool, int]:

@@ -1,7 +1,6 @@
 """Which pictures of a file are watched, and their shape: as players show them."""
 
 import base64
-import io
 import math
 import re
 import zlib
@@ -20,7 +19,7 @@ from protokv.errors import SourceUnreadable
 from protokv.texts import Keywords
 from protokv.video import open_source
 from tests.conftest import slow, wide, widen
-from tests.video.conftest import Clip, MakeClip, burn, number_in, write
+from tests.video.conftest import Clip, MakeClip, burn, number_in, remux, write
 from tests.video.test_stream import piped
 
 STEADY = [40 * i for i in range(20)]
@@ -84,32 +83,20 @@ def test_a_picture_is_turned_as_its_exif_says_in_a_file_and_in_a_pipe(
     exif[PIL.ExifTags.Base.Orientation] = tag
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     picture = PIL.Image.fromarray(burn(0b0110_0001_0111, 96, 64))
-    path = tmp_path / f"x.{suffix}"
     how: Keywords = {"exif": exif, "icc_profile": profile, "lossless": True, "quality": 95}
-    if suffix == "avi":
-        jpeg = io.BytesIO()
-        picture.save(jpeg, "JPEG", **how)
-        with av.open(str(path), "w") as output:
-            stream: Any = output.add_stream("mjpeg", rate=5)
-            stream.width, stream.height = picture.size
-            stream.pix_fmt = "yuvj420p"
-            for number in range(3):
-                packet = av.Packet(jpeg.getvalue())
-                packet.pts = packet.dts = number
-                packet.time_base = Fraction(1, 5)
-                packet.stream = stream
-                output.mux(packet)
-    else:
-        how |= {"save_all": True, "append_images": [picture]} if suffix == "apng.png" else {}
-        picture.save(path, **how)
-    with PIL.Image.open(jpeg if suffix == "avi" else path) as one:
+    how |= {"save_all": True, "append_images": [picture]} if suffix == "apng.png" else {}
+    path = tmp_path / f"x.{'jpg' if suffix == 'avi' else suffix}"
+    picture.save(path, **how)
+    with PIL.Image.open(path) as one:
         shown = np.asarray(ImageOps.exif_transpose(one).convert("RGB"))
+    if suffix == "avi":
+        path = remux(path, path.with_suffix(".avi"), lambda number, packet: [packet])
     with piped(path.read_bytes()) as address:
         # FFmpeg reads these two from files alone.
         for place in (path, address)[: 1 if suffix in ("tiff", "apng.png") else 2]:
             with open_source(place) as source:
                 images = [frame.image for frame in source.frames()]
-                assert len(images) == {"avi": 3, "apng.png": 2}.get(suffix, 1)
+                assert len(images) == (2 if suffix == "apng.png" else 1)
                 for image in images:
                     assert (source.info.height, source.info.width, 3) == shown.shape == image.shape
                     assert np.abs(image.astype(int) - shown).mean() < 3.0
@@ -238,14 +225,12 @@ def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_ra
     assert np.ptp(images[-1].astype(int), axis=2).max() <= 6
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp"])
-def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"x.{suffix}"
-    PIL.Image.new("RGB", (9000, 4800)).save(path)
-    with pytest.raises(SourceUnreadable, match="9000 x 4800 pixels, more than the limit") as caught:
-        open_source(path)
-    assert "--max-frame-pixels 43315200" in caught.value.hint
-    with open_source(path, max_pixels=43_315_200) as source:
+def test_a_picture_above_8k_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    PIL.Image.new("RGB", (9000, 4800)).save(tmp_path / "x.png")
+    with pytest.raises(SourceUnreadable) as caught:
+        open_source(tmp_path / "x.png")
+    assert "--max-frame-pixels" in caught.value.hint
+    with open_source(tmp_path / "x.png", max_pixels=43_315_200) as source:
         assert source.info.width == 9000
 
 
