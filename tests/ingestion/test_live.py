@@ -206,17 +206,6 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
     assert run(World([50, gone()]), path, append=True)[-1].steps == 19
 
 
-def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(
-    path: Path,
-) -> None:
-    run(World([100, gone()]), path, every=Every(n_steps=2), keep=3)
-    assert StateReader.open(path).commits_s == [6.0, 8.0, 10.0]
-    run(World([100, gone()], began_s=100.0), path, every=Every(n_steps=2), keep=3, until=4)
-    assert len(StateReader.open(path).commits_s) == 3
-    run(World([30, gone()], began_s=100.0), path, overwrite=True)
-    assert StateReader.open(path).commits_s == [3.0]
-
-
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied])
 def test_a_wrong_address_is_an_error_and_a_right_one_is_tried_again(
     kind: type[SourceError], path: Path
