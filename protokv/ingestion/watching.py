@@ -91,7 +91,6 @@ class IngestRun:
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._shrink = None if self._thumbnails is None else make_thumbnail
         self._subtitles = start.subtitles
-        self._loss_reported = False
         self._noted: set[str] = set()
         if self._subtitles.has_lines:
             check_memory_takes_words(session.backbone, session.config)
@@ -294,11 +293,10 @@ class IngestRun:
         for note in [one for one in self._source.notes if one not in self._noted]:
             self._noted.add(note)
             yield events.SourceNoted(self._source.info.name, note)
-        if self._subtitles.lost and not self._loss_reported:
-            self._loss_reported = True
-            yield events.WordsLost(
-                name_subtitles(self._subtitles.record) or "", self._subtitles.lost
-            )
+        lost = self._subtitles.lost
+        if lost and lost not in self._noted:
+            self._noted.add(lost)
+            yield events.WordsLost(name_subtitles(self._subtitles.record) or "", lost)
 
     def _started(self) -> events.IngestStarted:
         session = self._session

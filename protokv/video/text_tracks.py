@@ -73,6 +73,7 @@ def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
     from protokv.video.container import discard_other_streams, explain_ffmpeg_error, open_container
 
     found: list[SubtitleLine] = []
+    lost = ""
     size = packets = 0
     with open_container(path) as container:
         stream = container.streams[number]
@@ -84,16 +85,14 @@ def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
                     continue
                 size += len(line.text)
                 if len(found) == MOST_TRACK_LINES or size > MOST_CHARACTERS:
-                    return SubtitleLines(
-                        tuple(found),
-                        f"only the first {len(found):,} lines are read; the rest is left out",
-                    )
+                    lost = f"only the first {len(found):,} lines are read; the rest is left out"
+                    break
                 found.append(line)
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
-            return SubtitleLines(tuple(found), f"it breaks off: {explain_ffmpeg_error(error)}")
-    return SubtitleLines(
-        tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else ""
-    )
+            lost = f"it breaks off: {explain_ffmpeg_error(error)}"
+    if packets and not (found or lost):
+        lost = f"none of its {packets:,} packets holds text"
+    return SubtitleLines(tuple(found), lost)
 
 
 def _read_packet(packet: Any, stream: Any, origin_s: float) -> SubtitleLine | None:

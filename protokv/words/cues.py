@@ -14,7 +14,6 @@ source.
 from __future__ import annotations
 
 import html
-import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -147,12 +146,11 @@ class Subtitles:
         self._pieces: list[_Piece] = []
         for number, cue in enumerate(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s))):
             middle_s = (cue.start_s + cue.end_s) / 2
-            if math.isfinite(middle_s):
-                parts = cue.words or ((cue.start_s, cue.text),)
-                ends_s = [*(time_s for time_s, _ in parts[1:]), cue.end_s]
-                for (from_s, text), to_s in zip(parts, ends_s, strict=True):
-                    time_s = _round_time(from_s if cue.words else middle_s)
-                    self._pieces.append(_Piece(time_s, number, text, from_s, to_s))
+            parts = cue.words or ((cue.start_s, cue.text),)
+            ends_s = [*(time_s for time_s, _ in parts[1:]), cue.end_s]
+            for (from_s, text), to_s in zip(parts, ends_s, strict=True):
+                time_s = _round_time(from_s if cue.words else middle_s)
+                self._pieces.append(_Piece(time_s, number, text, from_s, to_s))
         self._pieces.sort(key=lambda piece: piece[:2])
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 
 from protokv.errors import SourceUnreadable
@@ -65,27 +65,22 @@ def read_subtitles(path: Path) -> SubtitleLines:
     rows = re.split(r"\r{0,2}\n|\r", text)
     rows = [row.lstrip("\0").partition("\0")[0] for row in rows]
     events = [n for n, row in enumerate(rows) if row.strip().lower() == "[events]"]
-    found: list[SubtitleLine] = []
-    unread = 0
-    lost = "" if len(data) <= MOST_CHARACTERS else "only its first 16 MiB are read"
-    for line in _read_ass(rows[events[0] :]) if events else _read_rows(rows):
-        if line is None:
-            unread += 1
-        elif len(found) == MOST_TRACK_LINES:
-            return SubtitleLines(
-                tuple(found),
-                f"only the first {MOST_TRACK_LINES:,} lines are read; the rest is left out",
-                note,
-            )
-        else:
-            found.append(line)
+    lines = _read_ass(rows[events[0] :]) if events else _read_rows(rows)
+    read = list(islice(lines, MOST_TRACK_LINES + 1))
+    found = tuple(line for line in read[:MOST_TRACK_LINES] if line is not None)
+    unread = read.count(None)
     if not found and (unread or not (events or _is_webvtt(rows))):
         raise SourceUnreadable(
             f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read"
         )
-    if unread:
-        lost = lost or f"the times of {format_count(unread, 'line')} cannot be read"
-    return SubtitleLines(tuple(found), lost, note)
+    lost = ""
+    if len(data) > MOST_CHARACTERS:
+        lost = "only its first 16 MiB are read"
+    elif len(read) > MOST_TRACK_LINES:
+        lost = f"only the first {MOST_TRACK_LINES:,} lines are read; the rest is left out"
+    elif unread:
+        lost = f"the times of {format_count(unread, 'line')} cannot be read"
+    return SubtitleLines(found, lost, note)
 
 
 def _decode_text(data: bytes) -> tuple[str, str]:

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.errors import SourceUnreadable
 from protokv.ingestion.prefetch import StopRequest, prefetch_steps
 from protokv.video.sampling import VideoStep
 from protokv.video.source import never_stop
@@ -26,9 +25,8 @@ class Reading:
     any more.
     """
 
-    def __init__(self, n: int, error: BaseException | None = None) -> None:
+    def __init__(self, n: int) -> None:
         self.n = n
-        self.error = error
         self.given = 0
         self.closed = threading.Event()
 
@@ -38,8 +36,6 @@ class Reading:
                 index = self.given
                 self.given += 1
                 yield VideoStep(index / 2, random_frames(index), ("none", "none"), mark=index)
-            if self.error is not None:
-                raise self.error
         finally:
             self.closed.set()
 
@@ -65,14 +61,6 @@ def test_steps_come_in_order_none_too_early_and_closing_them_ends_the_reading(
         taken += 1
     steps.close()
     assert (taken, reading.closed.is_set()) == (min(n, most), True)
-
-
-@pytest.mark.parametrize("error", [SourceUnreadable("gone"), KeyboardInterrupt()], ids=repr)
-def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
-    steps = prefetch_steps(Reading(3, error), BACKBONE, StopRequest(never_stop))
-    assert [next(steps).mark for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(type(error)):
-        next(steps)
 
 
 def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told() -> None:
