@@ -36,6 +36,14 @@ FILE_CHUNK_STEPS = 4
 _MOST_STEPS = 64
 
 
+def _check_above_0(options: object, *names: str) -> None:
+    """Refuse a number in fields with these names that is not above 0, or infinite. ConfigError."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 < value < inf:
+            raise ConfigError(f"{name} is {value:g}", hint="use a finite number above 0")
+
+
 @dataclass(frozen=True, slots=True)
 class Every:
     """Commit after `seconds` of stream time, after `n_steps`, or after `wall_s` of real time; with
@@ -49,12 +57,7 @@ class Every:
     wall_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "n_steps", "wall_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ConfigError(
-                    f"cannot commit every {value:g}", hint="use a time or a number of steps above 0"
-                )
+        _check_above_0(self, "seconds", "n_steps", "wall_s")
 
     def is_due(self, n_steps: int, seconds: float, wall_s: float) -> bool:
         """Return True if a commit is due, this much after the last one."""
@@ -90,10 +93,7 @@ class LiveOptions:
     retry_s: tuple[float, float] = (1.0, 20.0)
 
     def __post_init__(self) -> None:
-        for name in ("stall_s", "for_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ConfigError(f"{name} is {value:g}", hint="use a time above 0")
+        _check_above_0(self, "stall_s", "for_s")
         if self.on_pressure not in (None, *(known := ("drop", "wait"))):
             raise ConfigError(
                 f"on_pressure is {self.on_pressure!r}", hint=suggest_name(self.on_pressure, known)
@@ -125,8 +125,7 @@ class StandingQuestion:
     calibrations: str = "calibrations"
 
     def __post_init__(self) -> None:
-        if not 0 < self.every_s < inf:
-            raise ConfigError(f"cannot ask every {self.every_s:g} s", hint="use a time above 0")
+        _check_above_0(self, "every_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,15 +67,13 @@ def redact_source(source: str) -> str:
     if "://" not in source:
         return source
     rest = source.partition("://")[2]
-    head, at, tail = rest.rpartition("@")
+    head, at, _ = rest.rpartition("@")
     begin = _AUTHORITY.match(rest)
     if at and begin is not None and begin.end() < len(head):
         # This @ is no part of a host: of a path, of a token in a query, or of a password.
         plain = _HOST.fullmatch(begin[0]) and "@" not in begin[0]
-        if "?" in head and not plain:
-            return f"{kind}://{_HIDDEN}"
         if not (plain and ("?" in head or head.endswith("/"))):
-            source = f"{kind}://{tail}"
+            return f"{kind}://{_HIDDEN}"
     try:
         _, host, path, query, _ = urlsplit(source)
     except ValueError:

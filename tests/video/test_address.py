@@ -87,7 +87,7 @@ def test_a_password_that_is_not_escaped_is_refused_and_never_shown(
         ("https://host/@user/a.mp4", "https://host/@user/a.mp4"),
         ("https://host:80/a.mp4?mail=s3c@ret", "https://host:80/a.mp4?mail=***"),
         ("https://u:s3c@host/a.mp4?sig=s3c@ret", "https://***"),
-        ("rtsp://admin:1234/s3c@host/1", "rtsp://host/1"),
+        ("rtsp://admin:1234/s3c@host/1", "rtsp://***"),
         (
             "rtsp://cam:9/user=admin&password=s3c&ret&channel=1",
             "rtsp://cam:9/user=***&password=***&channel=1",
