@@ -86,20 +86,30 @@ def test_the_official_client_lists_states_and_asks_them_at_once_and_in_pieces(fo
         )
 
 
-def test_an_answer_may_be_one_of_some_choices(running: str, made: Path) -> None:
-    choices = {"choices": ["red", "green"]}
-    expected = protokv.load(made / "door.safetensors", MockBackbone()).choose(
-        QUESTION, choices["choices"]
-    )
+SCHEMA = {"enum": [{"seen": "red"}, {"seen": "green"}]}
+FORM = {"type": "json_schema", "json_schema": {"name": "seen", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        ({"choices": ["red", "green"]}, ["red", "green"]),
+        ({"response_format": FORM}, [*map(json.dumps, SCHEMA["enum"])]),
+    ],
+)
+def test_an_answer_may_be_one_of_some_choices(
+    running: str, made: Path, asked: JsonObject, answers: list[str]
+) -> None:
+    session = protokv.load(made / "door.safetensors", MockBackbone())
+    chances = (session.choose(QUESTION, ["red", "green"]).probabilities or {}).values()
+    expected = dict(zip(answers, chances, strict=True))
     with client(running) as one:
-        whole = ask(one, extra_body=choices)
-        pieces = list(ask(one, extra_body=choices, stream=True))
-    assert (whole.choices[0].message.content, whole.probabilities) == (
-        expected.text,
-        expected.probabilities,
-    )
-    assert "".join(c.choices[0].delta.content or "" for c in pieces) == expected.text
-    assert pieces[-1].probabilities == expected.probabilities
+        whole = ask(one, extra_body=asked)
+        pieces = list(ask(one, extra_body=asked, stream=True))
+    text = whole.choices[0].message.content
+    assert "".join(c.choices[0].delta.content or "" for c in pieces) == text
+    assert whole.probabilities == pieces[-1].probabilities == expected
+    assert expected[text] == max(chances)
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
