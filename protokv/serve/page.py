@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from protokv.serve.states import StateFolder, name_model
 from protokv.state.commit import is_locked
-from protokv.state.reader import read_thumbnails
+from protokv.state.reader import StateReader, read_thumbnails
 from protokv.state.sources import WallClockLog, describe_standing_answers, describe_state_sources
 from protokv.texts import JsonObject
 
@@ -62,7 +62,7 @@ class WebPage:
                 "anchors": log.anchors,
                 "writing": is_locked(path) or path in self._states.fed,
             },
-            "commits_s": self._states.list_commits(path),
+            "commits_s": StateReader.open(path).commits_s,
             "thumbnails": [
                 {
                     "time_s": one.time_s,

@@ -37,7 +37,7 @@ from protokv.state.store import STATE_FORMS, StatePath
 from protokv.stream.engine import Engine, EngineSession
 from protokv.stream.opening import open_session
 from protokv.stream.session import Session
-from protokv.texts import shorten_text
+from protokv.texts import find_invalid_character, shorten_text
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
@@ -50,7 +50,6 @@ class StateFolder:
         self,
         folder: StatePath,
         backbone: Backbone,
-        most: int = _MOST_SESSIONS,
         most_bytes: float | None = None,
         engine: Engine | None = None,
         calibrations: StatePath = "calibrations",
@@ -58,13 +57,12 @@ class StateFolder:
         """Read nothing yet; `backbone` made the states. With an engine, it has them by their names.
         `calibrations` is their folder.
 
-        Sessions stay in memory: at most `most` of them, and `most_bytes` of all together, of which
-        one may take half; None: half of what the device has for it.
+        Sessions stay in memory: a few of them, and `most_bytes` of all together, of which one may
+        take half; None: half of what the device has for it.
         """
         self.folder = Path(folder)
         self.calibrations = Path(calibrations)
         self.backbone = backbone
-        self._most = most
         self._most_bytes = (
             measure_device_memory(backbone.device) / 2 if most_bytes is None else most_bytes
         )
@@ -86,7 +84,12 @@ class StateFolder:
             found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
-        below = {_text(one.relative_to(self.folder)): one for one in found if self.holds(one)}
+        # Nobody opens a state whose name is no text.
+        below = {
+            one.relative_to(self.folder).as_posix(): one
+            for one in found
+            if self.holds(one) and find_invalid_character(str(one)) is None
+        }
         short = {name: name.removesuffix(Path(name).suffix) for name in below}
         alike = Counter(short.values())
         return {
@@ -95,11 +98,8 @@ class StateFolder:
 
     def find(self, name: str) -> Path:
         """Return where the state of a name is, without a look at the others. StateNotFound."""
-        if "\\" in name:  # an escape
-            found = [path for known, path in self.list_all().items() if known == name]
-        elif any(part.startswith(".") or not part for part in name.split("/")):
-            found = []
-        else:
+        found: list[Path] = []
+        if all(part and not part.startswith(".") for part in name.split("/")):
             whole = self.folder / name
             each = [whole.with_name(whole.name + suffix) for suffix in STATE_FORMS]
             found = [path for path in each if self.holds(path)]
@@ -143,7 +143,6 @@ class StateFolder:
         ConfigError: no engine can serve it, or it is no time.
         """
         with self.lock:
-            self._check_inside(path)
             found = self._open_session(path) if at is None else self._open_commit(path, at)
             return self.show(found)
 
@@ -179,18 +178,11 @@ class StateFolder:
         return known[1]
 
     def read_remarks(self, path: Path) -> tuple[str, list[VideoPlace]]:
-        """Return what to say of every answer of a state, and where its videos are in its stream;
-        nothing, if it cannot be read.
+        """Return what to say of every answer of a state, and where its videos are in its stream.
+        StateError.
         """
-        try:
-            header = StateReader.open(path).header
-            return find_notice(header), list_video_places(list_state_sources(header))
-        except StateError:
-            return "", []
-
-    def list_commits(self, path: Path) -> list[float]:
-        """Return the stream times that can be asked, in seconds. Raises as `open_session`."""
-        return StateReader.open(path).commits_s
+        header = StateReader.open(path).header
+        return find_notice(header), list_video_places(list_state_sources(header))
 
     def _open_commit(self, path: Path, at: str) -> Session:
         reader = StateReader.open(path)
@@ -204,12 +196,6 @@ class StateFolder:
             return open_session(reader, self.backbone)
         name = path.relative_to(self.folder).with_suffix("").as_posix()
         return EngineSession.open(reader, self.engine, name, self.backbone)
-
-    def _check_inside(self, path: Path) -> None:
-        if not self.holds(path):
-            raise StateNotFound(
-                f"{path.name} is not in the folder of the states, or a link that leads elsewhere"
-            )
 
     def _make_room(self, reader: StateReader) -> None:
         """Forget sessions, the oldest first, until one more fits. StateError: it never would."""
@@ -225,7 +211,7 @@ class StateFolder:
                 "GiB for a state"
             )
         while self._sessions and (
-            len(self._sessions) >= self._most
+            len(self._sessions) >= _MOST_SESSIONS
             or wanted + sum(one.state_bytes for _, one in self._sessions.values())
             > self._most_bytes
         ):
@@ -236,11 +222,6 @@ def name_model(identity: BackboneIdentity) -> str:
     """Return the name of a model for clients: of a folder its last part."""
     path = Path(identity.name)
     return path.name if path.is_absolute() else identity.name
-
-
-def _text(path: Path) -> str:
-    """Return a path as text; bytes that are not UTF-8 are escaped."""
-    return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 refuses is said in one line.
 """
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,23 +86,16 @@ def test_answers_are_those_of_the_session(
         assert found.probabilities == pytest.approx(expected.probabilities, abs=1e-4)
 
 
-def test_no_weights_are_loaded_and_only_ids_of_the_vocabulary_are_sent(
-    asked: EngineSession, engine: StandIn
+def test_no_weights_are_loaded_and_ids_of_the_vocabulary_are_sent_with_the_key(
+    asked: EngineSession, engine: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PROTOKV_ENGINE_KEY", "secret")
     asked.ask(QUESTION)
+    assert engine.keys == ["Bearer secret"]
     assert asked.backbone.embed_token(torch.tensor([0])).is_meta
     (body,) = engine.asked
     assert min(body["prompt"]) >= 0
     assert body["kv_transfer_params"]["state"] == "talk"
-
-
-def test_a_key_is_sent_to_the_engine(
-    asked: EngineSession, engine: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked.ask(QUESTION)
-    monkeypatch.setenv("PROTOKV_ENGINE_KEY", "secret")
-    asked.ask(QUESTION)
-    assert engine.keys == [None, "Bearer secret"]
 
 
 def test_evidence_is_refused_before_the_engine_is_asked(
@@ -218,28 +210,6 @@ class TestCommands:
         for one, why in ((held, "held to no schema"), (refused, "--sessions COUNT")):
             assert one.status_code == 400
             assert why in one.text
-
-    def test_agents_are_answered_by_the_engine_which_tells_no_evidence(
-        self, states: StateFolder, session: Session, engine: StandIn
-    ) -> None:
-        pytest.importorskip("mcp.server.mcpserver")
-        from mcp.client.client import Client
-
-        from protokv.serve.tools import build_tool_server
-
-        async def ask() -> list[Any]:
-            asked = {"state": "talk", "question": QUESTION}
-            async with Client(build_tool_server(states)) as agent:
-                found = [await agent.call_tool("ask", asked)]
-                engine.states.clear()
-                return [*found, await agent.call_tool("ask", asked)]
-
-        answered, refused = asyncio.run(ask())
-        told = json.loads(answered.content[0].text)
-        assert told["answer"] == session.ask(QUESTION).text
-        assert told["evidence"] == "not told by this engine or cache"
-        assert refused.is_error
-        assert "there is no state" in refused.content[0].text
 
 
 def test_a_state_of_no_fixed_slots_is_refused(

@@ -25,7 +25,7 @@ def server(
     """The address of a server; it is gone afterwards. `feed` are the options and limits of its
     sessions.
     """
-    states = StateFolder(folder, backbone or MockBackbone(), most=2)
+    states = StateFolder(folder, backbone or MockBackbone())
     app = build_app(states, fed=feed and FedSessions(states, *feed), **options)
     running = uvicorn.Server(make_uvicorn_config(app, "127.0.0.1", 0, options.get("limits")))
     thread = threading.Thread(target=running.run, daemon=True)

@@ -15,7 +15,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from protokv.errors import StateNotFound
-from protokv.ingestion import IngestOptions
 from protokv.serve import ServerLimits, StateFolder, build_app
 from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
@@ -24,7 +23,6 @@ from protokv_cli.output import Output
 from protokv_cli.serve import ServerLog
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
-from tests.serve.test_sessions import CONFIG, FILES, calls
 
 HURRIED = ServerLimits(request_s=0.2)
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -89,17 +87,6 @@ def test_a_client_that_takes_no_reply_is_let_go(made: Path) -> None:
         assert status(address) == 200
 
 
-def test_a_frame_that_is_sent_half_does_not_keep_its_session(tmp_path: Path) -> None:
-    feed = (IngestOptions(config=CONFIG), None)
-    with server(tmp_path, feed=feed, limits=HURRIED) as address:
-        call = calls(address)
-        assert call(body={"name": "porch"})[0] == 201
-        head = b"POST /v1/streaming/sessions/porch/frame HTTP/1.1\r\nHost: localhost\r\n"
-        with connect(address, head + b"Content-Length: 900\r\n\r\n" + FILES[0][:20]) as one:
-            read_all(one)
-        assert call("/porch/frame?time_s=0", FILES[0])[0] == 200
-
-
 def test_a_request_with_two_lengths_ends_its_connection(running: str) -> None:
     lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
     request = POST + lengths + b"0\r\n\r\n" + GET
@@ -138,7 +125,7 @@ def test_a_state_is_found_by_its_name_as_the_list_of_all_has_it(folder: Path) ->
         (folder / "a.pt").rename(folder / name)
     states = StateFolder(folder, MockBackbone())
     listed = states.list_all()
-    assert {"door.pt", "door.safetensors", "two.one", "\\xff"} < listed.keys()
+    assert {"door.pt", "door.safetensors", "two.one"} < listed.keys()
     assert {name: states.find(name) for name in listed} == listed
     others = ["", ".", "..", "door", "/door", "monday/", "monday//door", "monday/../garden"]
     for name in [*others, ".hidden", "\0", "x" * 5000, str(folder / "garden")]:

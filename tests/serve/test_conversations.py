@@ -120,10 +120,7 @@ def test_two_clients_share_a_beginning_and_no_session(tmp_path: Path) -> None:
     theirs = converse(fed, [*start, turn(2)])
     assert ours is not theirs
     check_same(theirs, watch([0, 2]))
-    for i in (3, 4):
-        answered = {"role": "assistant", "content": "nobody"}
-        own = [*start, turn(1), answered, turn(3), answered, turn(4)][: 2 * i - 1]
-        check_same(converse(fed, own), watch([0, 1, 3, 4][:i]))
+    check_same(converse(fed, [*start, turn(1), turn(3)]), watch([0, 1, 3]))
     check_same(converse(fed, [*start, turn(2)]), watch([0, 2]))
     # The same words of another client are another conversation.
     assert converse(fed, [*start, turn(2)], b"another key") not in (ours, theirs)

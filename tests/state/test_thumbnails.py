@@ -26,7 +26,6 @@ from protokv.state.thumbnails import (
     encode_thumbnail,
     make_thumbnail,
 )
-from protokv.texts import Keywords
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -99,16 +98,11 @@ def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_on
                 read()
 
 
-def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
+def test_without_them_a_state_has_none(saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.safetensors"
-    options: Keywords = {"backbone": MockBackbone(), "thumbnails": 0}
-    list(ingest_events(Prepared(0, 80), path, CONFIG, **options))
+    list(ingest_events(Prepared(0, 80), path, CONFIG, backbone=MockBackbone(), thumbnails=0))
     assert describe_state(path)["thumbnails"] is None
     found = load_state(path).tensors
     whole = load_state(saved).tensors
     assert found.keys() == {name for name in whole if not name.startswith("thumbnails.")}
     assert all(torch.equal(whole[name], tensor) for name, tensor in found.items())
-    list(ingest_events(Prepared(1, 20), path, CONFIG, append=True, **options | {"thumbnails": 4}))
-    times_s = describe_state(path)["thumbnails"]["times_s"]
-    assert times_s[-1] == 49.0
-    assert min(times_s) >= 40.0
