@@ -2,22 +2,56 @@
 them.
 """
 
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.backbones.tiny import BUILDERS
+from tests.backbones.tiny import BUILDERS, write_gemma4, write_internvl, write_llava_onevision
 from tests.conftest import widen
 
+
+def write_sliding(folder: Path) -> Path:
+    """Write a tiny Qwen2.5-VL of one full layer and two with a window, shorter than a step and the
+    question.
+    """
+    BUILDERS["qwen2_5_vl"](folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    text |= {"use_sliding_window": True, "sliding_window": 5}
+    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+# The models of all tests by name, which begins with that of the family.
+MADE: dict[str, Callable[[Path], Path]] = {
+    **BUILDERS,
+    "qwen2_5_vl of sliding layers": write_sliding,
+    "gemma4 of short windows": partial(write_gemma4, window=9),
+    "gemma4 that is large": partial(write_gemma4, window=40, large=True),
+    "internvl on Qwen3": partial(write_internvl, language="qwen3"),
+    "llava_onevision of three layers": partial(write_llava_onevision, feature_layer=[0, -2, -1]),
+    "llava_onevision of CLIP": partial(
+        write_llava_onevision, tower="clip_vision_model", select="default", feature_layer=-2
+    ),
+}
 # One position a token with sliding layers, three, and layers that carry a state.
-QUICK_FAMILIES = ("gemma4", "qwen2_5_vl", "qwen3_5")
+QUICK = ("gemma4 of short windows", "qwen2_5_vl", "qwen3_5")
 
 
-@pytest.fixture(scope="module", params=widen(BUILDERS, QUICK_FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=widen(MADE, QUICK))
+def made(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return BUILDERS[family](tmp_path_factory.mktemp(family))
+def family(made: str) -> str:
+    return made.split()[0]
+
+
+@pytest.fixture(scope="module")
+def folder(made: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return MADE[made](tmp_path_factory.mktemp("model"))

@@ -1,24 +1,21 @@
-"""`protokv.Cache` in models of transformers that were loaded without us, in both ways to attend."""
+"""`protokv.Cache` in models of transformers that were loaded without us."""
 
 import copy
 import doctest
 import gc
-from collections.abc import Sequence
-from itertools import pairwise, product
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForImageTextToText, DynamicCache
 
 import protokv
 from protokv.backbones.stream_cache import CACHE_ARGUMENT, StreamCache, StreamCacheLayer
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.tensors import TensorDict
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state.describe import describe_state
@@ -30,9 +27,8 @@ from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
 from tests.core.streams import copy_of, same
+from tests.stream import test_steps
 
-# How a model was loaded; a cache sets its attention.
-WAYS = ["protokv", "sdpa", "eager"]
 # The order of sums differs; logits are of the size of 10.
 NEAR: Keywords = {"atol": 2e-4, "rtol": 2e-4}
 ANSWER: Keywords = {
@@ -41,53 +37,19 @@ ANSWER: Keywords = {
     "pad_token_id": 0,
     "eos_token_id": None,
 }
-FRAMES = {
-    "qwen2_vl": 2,
-    "qwen2_5_vl": 2,
-    "qwen3_vl": 2,
-    "qwen3_vl_moe": 2,
-    "qwen3_5": 2,
-    "qwen3_5_moe": 2,
-}
-
-
-def mark(family: str, way: str) -> Sequence[pytest.MarkDecorator]:
-    """Take the plainest decoder and the one with most kinds of layers first, and in every way; the
-    others as transformers loads them.
-    """
-    plain = family in ("qwen2_5_vl", "gemma4")
-    if plain and way == "sdpa":
-        return []
-    return [pytest.mark.wide if plain or way == "sdpa" else pytest.mark.slow]
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(one, id="-".join(one), marks=mark(*one)) for one in product(BUILDERS, WAYS)
-    ],
-)
-def loaded(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Return a family, and the way in which its model is loaded."""
-    return request.param
 
 
 @pytest.fixture(scope="module")
-def family(loaded: tuple[str, str]) -> str:
-    return loaded[0]
+def model(folder: Path) -> Any:
+    return open_model(folder)
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path, loaded: tuple[str, str]) -> Any:
-    return open_model(folder, loaded[1])
+def qwen(tiny_folder: Path) -> Any:
+    return open_model(tiny_folder, "protokv")
 
 
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return open_model(BUILDERS["qwen2_5_vl"](tmp_path_factory.mktemp("qwen")), "protokv")
-
-
-def open_model(folder: Path, way: str) -> Any:
+def open_model(folder: Path, way: str = "sdpa") -> Any:
     return AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation=way
     ).eval()
@@ -148,7 +110,7 @@ def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(
 
 
 def test_a_model_answers_as_before_with_a_cache_beside_it(folder: Path, model: Any) -> None:
-    untouched = open_model(folder, "sdpa")
+    untouched = open_model(folder)
     (ids,) = texts(1, 12)
     watch(model, protokv.Cache(model, 400), texts(2))
     if hasattr(model.model, "rope_deltas"):
@@ -157,49 +119,12 @@ def test_a_model_answers_as_before_with_a_cache_beside_it(folder: Path, model: A
 
 
 @torch.no_grad()
-def test_pictures_step_by_step_give_the_logits_of_the_whole_video(
-    family: str, folder: Path, model: Any
-) -> None:
-    if family == "llava_onevision":
-        pytest.skip("its forward appends a newline to every call")
-    count = 5
-    video = [random_frames(seed, FRAMES.get(family, 1)) for seed in range(count)]
-    inputs = Upstream(family, folder).inputs(video, "who is the star ?", 1.0)
-    ids = inputs["input_ids"]
-    positions = positions_of(model, inputs)
-    expected = model(**inputs).logits[0]
-    names = ("video_token_id", "image_token_id")
-    shown = (
-        torch.stack([ids[0] == getattr(model.config, name, -1) for name in names])
-        .any(0)
-        .nonzero()[:, 0]
-    )
-    ends = [int(part[-1]) + 1 for part in shown.tensor_split(count)]
-    cuts = [0, int(shown[0]), *ends, ids.shape[1]]
-    cache = protokv.Cache(model, memory="full")
-    found = []
-    for number, (start, stop) in enumerate(pairwise(cuts), -1):
-        step = {"input_ids": ids[:, start:stop]} | (
-            pictures(family, inputs, number) if 0 <= number < count else {}
-        )
-        if positions is not None:
-            step["position_ids"] = positions[..., start:stop]
-        if "mm_token_type_ids" in inputs:
-            step["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, start:stop]
-        found.append(model(**cache.step(step)).logits[0])
-        cache.commit(prefix=number < 0)
-    # Chunked linear attention sums in another order.
-    near = {"atol": 2e-3, "rtol": 2e-3} if family.startswith("qwen3_5") else NEAR
-    torch.testing.assert_close(torch.cat(found), expected, **near)
-    assert cache.seen == ids.shape[1]
-
-
-@torch.no_grad()
 def test_a_chat_about_a_whole_video_is_answered_as_without_a_cache(
     family: str, folder: Path, model: Any
 ) -> None:
     """What a model card says, with one line changed: `model.generate(**cache.question(inputs))`."""
-    video = [random_frames(seed, FRAMES.get(family, 1)) for seed in range(3)]
+    frames = 2 if family.startswith("qwen") else 1
+    video = [random_frames(seed, frames) for seed in range(3)]
     inputs = Upstream(family, folder).inputs(video, "who is the star ?", 1.0)
     expected = answer(model, inputs)
     if hasattr(model.model, "rope_deltas"):
@@ -207,35 +132,20 @@ def test_a_chat_about_a_whole_video_is_answered_as_without_a_cache(
     assert answer(model, protokv.Cache(model, memory="full").question(inputs)) == expected
 
 
-def test_pictures_that_see_both_ways_do_so_in_steps(tmp_path: Path) -> None:
-    folder = write_gemma4(tmp_path, window=40, large=True)
-    for way in WAYS:
-        test_pictures_step_by_step_give_the_logits_of_the_whole_video(
-            "gemma4", folder, open_model(folder, way)
-        )
+def test_pictures_that_see_both_ways_do_so_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BUILDERS, "gemma4", partial(write_gemma4, window=40, large=True))
+    test_steps.test_steps_of_frames_are_the_prompt_of_the_processor("gemma4", tmp_path)
 
 
-def positions_of(model: Any, inputs: TensorDict) -> Tensor | None:
-    """Return the position ids of a whole prompt with a video; None: one after another."""
-    if "position_ids" in inputs or not hasattr(model.model, "get_rope_index"):
-        return inputs.get("position_ids")
-    named = {name: inputs[name] for name in ("video_grid_thw", "mm_token_type_ids")}
-    return model.model.get_rope_index(inputs["input_ids"], **named)[0]
-
-
-def pictures(family: str, inputs: TensorDict, number: int) -> TensorDict:
-    """Return the pictures of one step of a video, as the model's forward takes them."""
-    if "video_grid_thw" in inputs:
-        _, rows, columns = inputs["video_grid_thw"][0].tolist()
-        some = slice(number * rows * columns, (number + 1) * rows * columns)
-        pixels = inputs["pixel_values_videos"][some]
-        return {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([[1, rows, columns]])}
-    one = slice(number, number + 1)
-    if family == "gemma4":
-        named = {name: inputs[name][one] for name in ("pixel_values_videos", "video_position_ids")}
-        return named | {"num_frames_per_video": torch.tensor([1])}
-    pixels = inputs["pixel_values"]
-    return {"pixel_values": pixels[:, one] if family == "smolvlm" else pixels[one]}
+@pytest.mark.parametrize("way", ["protokv", "eager"])
+def test_a_cache_sets_the_attention_of_a_model_however_it_was_loaded(
+    tiny_folder: Path, way: str
+) -> None:
+    one, other = (open_model(tiny_folder, loaded) for loaded in (way, "sdpa"))
+    found, expected = (watch(held, protokv.Cache(held, 24), texts(8)) for held in (one, other))
+    assert torch.equal(found, expected)
 
 
 def test_the_example_of_the_class_runs(

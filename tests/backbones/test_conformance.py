@@ -3,6 +3,7 @@
 A new family needs a builder in `tiny` and its inputs in `upstream`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from protokv.backbones import MODEL_FAMILIES, load_backbone
 from protokv.backbones.loading import use_fast_kernels
 from protokv.core.backbone import MOST_WORD_TOKENS, Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.rotary import rerotate, unrotate
+from protokv.core.rotary import unrotate
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.stream.session import Session
@@ -23,8 +24,8 @@ from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames, watched
-from tests.core.streams import same
-from tests.tolerance import check_logits, check_near, forward_terms, near, near_logits
+from tests.core.streams import copy_of, same
+from tests.tolerance import check_logits, check_near, forward_terms, near_logits
 
 QUESTION = "what is the first star ?"
 SIZES = {
@@ -59,6 +60,14 @@ def video(backbone: Backbone, n_steps: int, size: tuple[int, int] = (60, 90)) ->
     return [random_frames(seed, backbone.frames_per_step, *size) for seed in range(n_steps)]
 
 
+def watch_together(session: Session, steps: list[np.ndarray], words: Sequence[str] = ()) -> None:
+    """Watch steps in one forward, at the rate of the session, with what was said in each."""
+    seconds = session.clock.step_seconds
+    starts_s = [(session.clock.steps + i) * seconds for i in range(len(steps))]
+    prepared = [session.backbone.prepare(images) for images in steps]
+    session.watch_prepared(prepared, starts_s, [[said] if said else [] for said in words])
+
+
 def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray]) -> Tensor:
     inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds)
     return upstream.logits(inputs, len(session.backbone.suffix_ids(QUESTION)))
@@ -79,52 +88,57 @@ def test_every_family_that_sees_has_a_row() -> None:
     assert BUILDERS.keys() == MODEL_FAMILIES.keys()
 
 
-def test_the_model_has_the_sizes_of_its_config(
+def test_a_model_is_named_and_ends_answers_as_its_files_say(
     backbone: Backbone, family: str, upstream: Upstream
 ) -> None:
-    text = upstream.model.config.text_config
     assert backbone.identity.family == family
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    full = kinds[: text.num_hidden_layers - getattr(text, "num_kv_shared_layers", 0)].count(
-        "full_attention"
-    )
-    assert (backbone.layers, backbone.kv_heads) == (full, text.num_key_value_heads)
-    assert backbone.max_position == text.max_position_embeddings
+    assert backbone.max_position == upstream.model.config.text_config.max_position_embeddings
     assert upstream.model.generation_config.eos_token_id in backbone.stop_ids
 
 
-def test_steps_in_one_forward_give_the_logits_of_the_whole_model(
-    backbone: Backbone, upstream: Upstream
+@pytest.mark.parametrize(
+    ("size", "pieces", "fps"),
+    [
+        ("landscape", (2, 3), None),
+        ("landscape", (1, 1, 1, 1), 0.4),
+        ("landscape", (4,), 3.0),
+        ("portrait", (1, 1), None),
+        ("below one patch", (1, 1), None),
+        ("one row", (1, 1), None),
+    ],
+    ids=str,
+)
+def test_a_stream_in_pieces_gives_the_logits_of_the_whole_model(
+    family: str,
+    backbone: Backbone,
+    upstream: Upstream,
+    size: str,
+    pieces: tuple[int, ...],
+    fps: float | None,
 ) -> None:
-    steps = video(backbone, 5)
-    session = Session.start(backbone, EVERYTHING, attachments=[Transcript()])
-    for part in (steps[:2], steps[2:]):
-        starts_s = [
-            (session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))
-        ]
-        session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
+    if fps and family == "internvl":
+        pytest.skip("its processor counts frames at any rate")
+    steps = video(backbone, sum(pieces), SIZES[size])
+    session = Session.start(backbone, EVERYTHING, fps=fps)
+    for count in pieces:
+        watch_together(session, steps[session.clock.steps :][:count])
     assert_logits(session, upstream, steps)
 
 
 @pytest.mark.parametrize("last", ["", "blue one"])
 def test_words_between_steps_are_the_interleaved_prompt(
-    backbone: Backbone, upstream: Upstream, last: str
+    made: str, backbone: Backbone, upstream: Upstream, last: str
 ) -> None:
+    if last and made == "qwen2_5_vl of sliding layers":
+        pytest.skip("a window keeps the mark that words open the next video with")
     steps = video(backbone, 6)
     words = ["", "two three", "", "what is red ?", "", last]
     session = Session.start(backbone, EVERYTHING, attachments=[Transcript()])
-    for part in (slice(0, 1), slice(1, 6)):
-        starts_s = [
-            (session.clock.steps + i) * session.clock.step_seconds for i in range(len(steps[part]))
-        ]
-        prepared = [backbone.prepare(images) for images in steps[part]]
-        session.watch_prepared(prepared, starts_s, [[said] if said else [] for said in words[part]])
+    watch_together(session, steps[:1], words[:1])
+    watch_together(session, steps[1:], words[1:])
     inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds, words)
     found = session.prefill(QUESTION)
-    expected = upstream.logits(inputs, len(found))
-    check_logits(session, found, expected)
-    unsaid = watched(backbone, EVERYTHING, range(6)).prefill(QUESTION)[-len(found) :]
-    assert (unsaid - expected).abs().max() > 10 * near_logits(session, expected)["atol"]
+    check_logits(session, found, upstream.logits(inputs, len(found)))
 
 
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
@@ -146,17 +160,6 @@ def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
         check_near(one.embeddings, other.embeddings, terms)
         if other.deepstack is not None:
             check_near(one.deepstack, other.deepstack, terms)
-
-
-@pytest.mark.parametrize("size", [name for name in SIZES if name != "landscape"])
-def test_frames_of_any_size_give_the_whole_models_logits(
-    backbone: Backbone, upstream: Upstream, size: str
-) -> None:
-    steps = video(backbone, 2, SIZES[size])
-    session = Session.start(backbone, EVERYTHING)
-    for images in steps:
-        session.watch(images)
-    assert_logits(session, upstream, steps)
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(
@@ -207,23 +210,22 @@ def test_a_greedy_answer_is_theirs(
     assert decoded[-1] == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_rotation_is_removed_after_an_hour_of_video(
-    backbone: Backbone, upstream: Upstream, dtype: torch.dtype
-) -> None:
+@torch.inference_mode()
+def test_rotation_is_removed_after_an_hour_of_video(backbone: Backbone) -> None:
+    """A token that sees itself alone has the same keys anywhere, but for their rotation."""
+
+    def forward(start: int) -> Tensor:
+        cache = backbone.new_cache()
+        backbone.forward(backbone.embed_text([9]), backbone.text_positions(start, 1), cache)
+        return cache.read_all()[0]
+
     newest = 352_800
-    g = torch.Generator().manual_seed(1)
-    positions = torch.randint(newest - 900, newest, (11, backbone.position_components), generator=g)
-    keys = torch.randn(2, 11, backbone.head_size, generator=g)
-    rotated = upstream.apply_rotary(keys.to(dtype), positions)
-    # A key, its cosine and sine, their products and the sum of these are each rounded to the dtype.
-    allowed = near(rotated, 4, float(keys.abs().max()))
-    back = unrotate(rotated.float(), *backbone.rotary(positions))
-    torch.testing.assert_close(back, keys, **allowed)
-    # One position beside it is another rotation.
-    assert (unrotate(rotated.float(), *backbone.rotary(positions - 1)) - keys).abs().max() > 0.1
-    again = rerotate(rotated, positions, positions, backbone.rotary)
-    torch.testing.assert_close(again, rotated, **allowed)
+    still = forward(0)
+    rotated = forward(newest)
+    back = unrotate(rotated, *backbone.rotary(backbone.text_positions(newest, 1)))
+    check_near(back, still, forward_terms(backbone.layers, still[0].numel(), 1))
+    beside = unrotate(rotated, *backbone.rotary(backbone.text_positions(newest - 1, 1)))
+    assert (beside - still).abs().max() > 0.1
 
 
 def test_a_saved_stream_continues_byte_for_byte(backbone: Backbone, tmp_path: Path) -> None:
@@ -237,10 +239,16 @@ def test_a_saved_stream_in_bfloat16_continues_byte_for_byte(
 
 
 def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
-    """Save and resume an overfull memory; it keeps to its budget and gives finite logits."""
+    """Ask, save and resume an overfull memory; it keeps to its size and gives finite logits."""
     whole = watched(backbone, SMALL, range(7))
+    held = copy_of(whole)
+    size = whole.state_bytes
+    logits = whole.prefill(QUESTION)
+    whole.ask(QUESTION)
+    assert same(whole.tensors(), held)
     protokv.save(whole, tmp_path / "state.safetensors")
     resumed = protokv.load(tmp_path / "state.safetensors", backbone)
+    assert torch.equal(resumed.prefill(QUESTION), logits)
     for images in video(backbone, 9)[7:]:
         whole.watch(images)
         resumed.watch(images)
@@ -248,6 +256,7 @@ def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
     assert same(
         *({n: t.view(torch.uint8) for n, t in one.tensors().items()} for one in (resumed, whole))
     )
+    assert whole.state_bytes == size
     prefix = len(backbone.prefix_ids)
     assert whole.clock.tokens_seen > SMALL.budget
     assert prefix < whole.memory.context().visible_tokens() <= SMALL.budget + prefix

@@ -1,15 +1,10 @@
-"""What only one family has: its text around a step, its positions, its sizes and its settings of
-frames.
-"""
+"""What only one family has: its text around a step, its sizes and its settings of frames."""
 
 import json
-import shutil
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -19,15 +14,12 @@ from protokv.backbones.chat import PromptTemplate
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
-from protokv.core.step import StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
-from protokv.texts import JsonObject, Keywords
-from protokv.words.transcript import Transcript
-from tests.backbones.test_conformance import QUESTION, assert_logits, video
-from tests.backbones.tiny import BUILDERS, LLAVA_SPECIAL, QWEN_TEMPLATE, write_tokenizer
-from tests.backbones.upstream import Upstream
+from protokv.texts import JsonObject
+from tests.backbones.test_conformance import QUESTION
+from tests.backbones.tiny import BUILDERS, QWEN_TEMPLATE, write_json
 from tests.conftest import random_frames
 
 
@@ -35,41 +27,9 @@ def load(folder: Path) -> Backbone:
     return load_backbone(str(folder), device="cpu", dtype="float32")
 
 
-def assert_equals_the_whole_model(
-    family: str,
-    folder: Path,
-    count: int,
-    fps: float | None = None,
-    size: tuple[int, int] = (60, 90),
-) -> None:
-    session = Session.start(load(folder), MemoryConfig.of("full", budget=64), fps=fps)
-    steps = video(session.backbone, count, size)
-    for images in steps:
-        session.watch(images)
-    assert_logits(session, Upstream(family, folder), steps)
-
-
-@pytest.mark.parametrize(
-    ("family", "made", "count", "fps"),
-    [
-        *(("qwen3_vl", {}, 4, fps) for fps in (0.5, 1.0, 3.0)),
-        *(("smolvlm", {}, 4, fps) for fps in (0.4, 3.0)),
-        # So many frames that a number has two digits.
-        ("internvl", {"language": "qwen3"}, 11, None),
-        ("llava_onevision", {"feature_layer": [0, -2, -1]}, 3, None),
-        (
-            "llava_onevision",
-            {"tower": "clip_vision_model", "select": "default", "feature_layer": -2},
-            3,
-            None,
-        ),
-    ],
-    ids=str,
-)
-def test_at_any_rate_and_with_any_tower_the_logits_are_those_of_the_whole_model(
-    tmp_path: Path, family: str, made: Keywords, count: int, fps: float | None
-) -> None:
-    assert_equals_the_whole_model(family, BUILDERS[family](tmp_path, **made), count, fps)
+def prompt_of(folder: Path) -> tuple[list[int], list[int]]:
+    backbone = load(folder)
+    return backbone.prefix_ids, backbone.suffix_ids(QUESTION)
 
 
 @pytest.mark.parametrize(
@@ -85,142 +45,41 @@ def test_at_any_rate_and_with_any_tower_the_logits_are_those_of_the_whole_model(
 def test_at_the_published_sizes_a_frame_has_the_published_tokens(
     tmp_path: Path, family: str, made: dict[str, int], side: int, settings: dict[str, int]
 ) -> None:
-    folder = BUILDERS[family](tmp_path, **made)
-    backbone = load(folder)
+    backbone = load(BUILDERS[family](tmp_path, **made))
     tokens = backbone.embed_step(random_frames(0, 1, 90, 160))
     start, stop, _ = (tokens.visual or slice(None)).indices(len(tokens))
     assert (tokens.grid, stop - start) == ((side, side), side**2)
-    assert settings.items() <= backbone.settings.items()
-    assert backbone.settings["frame_tokens"] == side**2
-    if family == "llava_onevision":
-        assert (backbone.default_fps, backbone.frames_per_step) == (0.5, 1)
-        assert_equals_the_whole_model(family, folder, 2, None, (360, 640))
-
-
-SMOL = "<fake_token_around_image><global-img><fake_token_around_image>"
+    assert (settings | {"frame_tokens": side**2}).items() <= backbone.settings.items()
 
 
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("family", "time_s", "said"),
     [
-        ("qwen3_vl", {0.25: "< 0 . 2 seconds > <|vision_start|> <|vision_end|>"}),
-        (
-            "smolvlm",
-            {
-                t: f"\nFrame from {at}:{SMOL}"
-                for t, at in ((0, "00:00"), (61.9, "01:01"), (6000, "100:00"))
-            },
-        ),
-        (
-            "internvl",
-            {
-                t: f"{line}: <img></img>"
-                for t, line in (
-                    (0, "Frame1"),
-                    (0.5, "\nFrame1"),
-                    (9, "\nFrame10"),
-                    (3600, "\nFrame3601"),
-                )
-            },
-        ),
-    ],
-    ids=[
-        "the mean time to a tenth",
-        "minutes and seconds however late",
-        "the number at the default rate",
+        ("qwen3_vl", 0.25, "<0.2 seconds><|vision_start|>"),
+        ("smolvlm", 0, "\nFrame from 00:00:<fake_token_around_image><global-img>"),
+        ("smolvlm", 61.9, "\nFrame from 01:01:<fake_token_around_image><global-img>"),
+        ("smolvlm", 6000, "\nFrame from 100:00:<fake_token_around_image><global-img>"),
+        ("internvl", 0, "Frame1: <img>"),
+        ("internvl", 0.5, "\nFrame1: <img>"),
+        ("internvl", 9, "\nFrame10: <img>"),
+        ("internvl", 3600, "\nFrame3601: <img>"),
+        ("gemma4", 0, "00:00 <|image>"),
+        ("gemma4", 6000.9, " 100:00 <|image>"),
     ],
 )
-def test_a_step_says_when_it_is(tmp_path: Path, family: str, said: dict[float, str]) -> None:
-    folder = BUILDERS[family](tmp_path)
-    backbone = load(folder)
-    tokenizer = Upstream(family, folder).tokenizer
-    names = {
-        backbone.embed_text([i])[0].numpy().tobytes(): name
-        for name, i in tokenizer.get_vocab().items()
-    }
-    for time_s, line in said.items():
-        tokens = backbone.embed_step(random_frames(0, backbone.frames_per_step), float(time_s))
-        assert tokens.visual is not None
-        text = torch.cat(
-            (tokens.embeddings[: tokens.visual.start], tokens.embeddings[tokens.visual.stop :])
-        )
-        assert (
-            tokenizer.convert_tokens_to_string([names[row.numpy().tobytes()] for row in text])
-            == line
-        )
-
-
-def test_the_time_of_a_step_is_the_mean_over_its_frames(
-    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = Session.start(tiny, MemoryConfig.of("full"), fps=4.0)
-    times = []
-    embed = tiny.embed_steps
-    monkeypatch.setattr(tiny, "embed_steps", lambda steps, at: times.extend(at) or embed(steps, at))
-    # Another picture each time, as one that stays is embedded once.
-    for picture, time_s in enumerate((None, None, 100.0)):
-        session.watch(random_frames(picture), time_s=time_s)
-    assert times == [0.125, 0.625, 100.125]
+def test_a_step_says_when_it_is(tmp_path: Path, family: str, time_s: float, said: str) -> None:
+    backbone: Any = load(BUILDERS[family](tmp_path))
+    assert backbone.frame_texts(time_s)[0] == said
 
 
 def test_a_position_of_qwen3_vl_tells_the_step_that_stands_there(tmp_path: Path) -> None:
-    backbone = load(BUILDERS["qwen3_vl"](tmp_path))
-    origin = start = len(backbone.prefix_ids)
-    places = []
+    session = Session.start(load(BUILDERS["qwen3_vl"](tmp_path)), MemoryConfig.of("full"))
     for index in range(4):
-        tokens = backbone.embed_step(random_frames(index), 2.0 * index + 0.5)
-        stands = backbone.step_positions(
-            tokens, origin=origin, start=start, index=index, time_s=2.0 * index
-        )
-        start = max(stands.highest) + 1
-        places.append(stands.positions)
-    clock = StreamClock(4, 8.0, start, 4, 1.0, 2)
-    for index, where in enumerate(places):
-        assert ((backbone.stream_times(where, clock) / 2).floor() == index).all()
-
-
-def grid_of(rows: int, columns: int) -> StepTokens:
-    return StepTokens(torch.zeros(rows * columns, 1), (rows, columns))
-
-
-def test_qwen2_vl_counts_steps_whatever_their_time(tmp_path: Path) -> None:
-    backbone = load(BUILDERS["qwen2_vl"](tmp_path))
-    positions = backbone.step_positions(
-        grid_of(1, 2), origin=5, start=9, index=3, time_s=77.0
-    ).positions
-    assert positions.tolist() == [[8, 5, 5], [8, 5, 6]]
-
-
-def test_positions_at_an_awkward_rate_are_those_of_transformers(
-    tiny: Backbone, tiny_folder: Path
-) -> None:
-    theirs = Upstream("qwen2_5_vl", tiny_folder).model.model.get_vision_position_ids(
-        5, torch.tensor([7, 4, 6]), 1, 2, 2 * (2 / 3.0)
-    )
-    place = partial(tiny.step_positions, grid_of(2, 3), origin=5, start=5)
-    ours = torch.cat([place(index=i, time_s=i * 2 / 3.0).positions for i in range(7)])
-    assert ours.T.tolist() == theirs.tolist()
-
-
-def test_words_behind_steps_of_qwen2_5_vl_stand_where_transformers_puts_them(
-    tiny: Backbone, tiny_folder: Path
-) -> None:
-    upstream = Upstream("qwen2_5_vl", tiny_folder).model
-    session = Session.start(tiny, MemoryConfig.of("full", budget=64), attachments=[Transcript()])
-    ids = list(tiny.prefix_ids)
-    found = []
-    shown = upstream.config.video_token_id
-    for said in ("two three", "", "red"):
-        step = tiny.add_words(session.embed(random_frames(0), float(session.clock.steps)), [said])
-        found.append(session.position_steps([step], [float(session.clock.steps)])[0].positions)
-        session.take([step], [float(session.clock.steps)])
-        ids += [shown] * (len(step) - step.words) + (tiny.words_ids(said) if said else [])
-    video = torch.tensor([ids]) == shown
-    grid = torch.tensor([[1, 4, 6], [2, 4, 6]])
-    theirs, _ = upstream.model.get_rope_index(
-        torch.tensor([ids]), 2 * video.int(), video_grid_thw=grid
-    )
-    assert torch.cat(found).tolist() == theirs[:, 0, len(tiny.prefix_ids) :].T.tolist()
+        step = session.embed(random_frames(index), session.clock.next_start_s)
+        (placed,) = session.position_steps([step], [session.clock.next_start_s])
+        session.take([step], [session.clock.next_start_s])
+        times_s = session.backbone.stream_times(placed.positions, session.clock)
+        assert (times_s / session.clock.step_seconds).floor().eq(index).all()
 
 
 def test_a_control_token_without_a_role_in_the_tokenizer_is_refused_too(tiny_folder: Path) -> None:
@@ -249,50 +108,26 @@ def test_a_template_without_a_video_and_a_question_behind_it_is_refused(
 def test_the_processors_older_template_comes_before_that_of_a_text_only_tokenizer(
     tmp_path: Path,
 ) -> None:
-    folder = BUILDERS["llava_onevision"](tmp_path / "new")
-    newer = load(folder)
-    copy = shutil.copytree(folder, tmp_path / "old")
-    template = (copy / "chat_template.jinja").read_text()
-    write_tokenizer(copy, LLAVA_SPECIAL, None)
-    (copy / "chat_template.jinja").unlink()
-    (copy / "chat_template.json").write_text(json.dumps({"chat_template": template}))
-    config = json.loads((copy / "tokenizer_config.json").read_text())
-    (copy / "tokenizer_config.json").write_text(
-        json.dumps(config | {"chat_template": QWEN_TEMPLATE})
-    )
-    older = load(copy)
-    assert (older.prefix_ids, older.suffix_ids(QUESTION)) == (
-        newer.prefix_ids,
-        newer.suffix_ids(QUESTION),
-    )
-    for images, said in (
-        (random_frames(0, 2), r"\[2, 60, 90, 3\] uint8"),
-        (random_frames(0, 1)[..., :1], r"\[1, 60, 90, 1\] uint8"),
-        (random_frames(0, 1)[0], r"\[60, 90, 3\] uint8"),
-        (random_frames(0, 1) / 255, r"\[1, 60, 90, 3\] float64"),
-        (random_frames(0, 1)[:, :0], r"\[1, 0, 90, 3\] uint8"),
-    ):
-        with pytest.raises(
-            ValueError, match=rf"a step is \[1, height, width, 3\] uint8 RGB, got {said}"
-        ):
-            newer.embed_step(np.asarray(images))
+    folder = BUILDERS["llava_onevision"](tmp_path)
+    newer = prompt_of(folder)
+    template = folder / "chat_template.jinja"
+    write_json(folder, "chat_template", {"chat_template": template.read_text()})
+    template.unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(folder, "tokenizer_config", config | {"chat_template": QWEN_TEMPLATE})
+    assert prompt_of(folder) == newer
 
 
 def test_the_config_of_llava_onevision_names_the_placeholder_of_its_template(
     tmp_path: Path,
 ) -> None:
     folder = BUILDERS["llava_onevision"](tmp_path)
-    usual = load(folder)
+    usual = prompt_of(folder)
     template = folder / "chat_template.jinja"
-    settings = folder / "config.json"
     template.write_text(template.read_text().replace("<video>", "<image>"))
-    config = json.loads(settings.read_text())
-    settings.write_text(json.dumps(config | {"video_token_index": config["image_token_index"]}))
-    other = load(folder)
-    assert (other.prefix_ids, other.suffix_ids(QUESTION)) == (
-        usual.prefix_ids,
-        usual.suffix_ids(QUESTION),
-    )
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder, "config", config | {"video_token_index": config["image_token_index"]})
+    assert prompt_of(folder) == usual
 
 
 def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> None:

@@ -2,6 +2,8 @@
 refused.
 """
 
+import re
+
 import numpy as np
 import pytest
 from torch import Tensor
@@ -12,6 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from protokv.backbones.pixels import (
     PreprocessorConfig,
+    check_image_arrays,
     make_image_processor,
     patchify,
     smart_resize,
@@ -43,6 +46,22 @@ def test_patches_equal_those_of_transformers(height: int, width: int, low: int, 
     assert found["image_grid_thw"].tolist() == [[1, rows * 2, columns * 2]]
     # A pixel is scaled, a mean taken off and divided by a deviation.
     check_near(patches, expected, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((2, 60, 90, 3), "uint8"),
+        ((1, 60, 90, 1), "uint8"),
+        ((60, 90, 3), "uint8"),
+        ((1, 60, 90, 3), "float64"),
+        ((1, 0, 90, 3), "uint8"),
+    ],
+)
+def test_what_is_no_picture_of_a_step_is_refused(shape: tuple[int, ...], dtype: str) -> None:
+    said = re.escape(f"a step is [1, height, width, 3] uint8 RGB, got {list(shape)} {dtype}")
+    with pytest.raises(ValueError, match=said):
+        check_image_arrays(np.zeros(shape, dtype), 1)
 
 
 def test_frames_that_are_too_narrow_are_refused() -> None:

@@ -160,22 +160,6 @@ class Upstream:
             (first - second).min()
         )
 
-    def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Return keys `[H, T, D]` as the language model rotates them at positions `[T, P]`, in
-        their dtype.
-        """
-        inner = self.model.model
-        text = inner.text_model if self.family == "smolvlm" else inner.language_model
-        module = __import__(type(text).__module__, fromlist=["apply_rotary_pos_emb"])
-        where = positions.T if positions.shape[1] == 1 else positions.T[:, None]
-        if self.family == "gemma4":
-            rotated: Tensor = module.apply_rotary_pos_emb(
-                keys[None], *text.rotary_emb(keys, where, "full_attention")
-            )
-            return rotated[0]
-        cos, sin = text.rotary_emb(keys, where)
-        return module.apply_rotary_pos_emb(keys[None], keys[None], cos, sin)[1][0]
-
 
 def with_words(expanded: str, mark: str, words: Sequence[str], form: str, marks: int = 1) -> str:
     """Return the text of all steps, each of which ends with the `marks`-th mark, with words behind
