@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protokv.backbones import load_backbone
 from protokv.device import runs
-from tests.backbones.tiny import write_smolvlm
 from tests.benchmarks import gpu
-from tests.realsize.cost import cost
 
 
 def visit(folder: Path, *parts: str) -> list[dict[str, object]]:
@@ -70,12 +67,3 @@ def test_a_part_that_hangs_is_ended_and_says_so(
         end=time.monotonic() + 60,
     )
     assert json.loads((tmp_path / "rows").read_text())["done"] == "ended after 0 s"
-
-
-def test_the_parts_of_a_step_at_real_size_are_told_once_the_budget_is_full(tmp_path: Path) -> None:
-    row = cost(
-        load_backbone(str(write_smolvlm(tmp_path)), device="cpu"), "durable", budget=48, steps=1
-    )
-    assert set(row) >= {"decode", "preprocess", "vision", "forward", "memory"}
-    assert row["step_tokens"] == 25
-    assert 0 < row["beside_percent"] < 100

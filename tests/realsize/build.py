@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
+from protokv.core.tensors import TensorDict
 from protokv.texts import JsonObject
 from tests.backbones.tiny import GEMMA_TEMPLATE, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, QWEN_TEMPLATE
 
@@ -43,16 +44,10 @@ TEMPLATES["smolvlm"] = (
 )
 
 
-def build(name: str, folder: Path, *, whole: bool = False) -> Path:
-    """Write a folder of a published model, in full if `whole`; skip the test without a package with
-    its tokenizer.
-    """
+def build(name: str, folder: Path) -> Path:
+    """Write a folder of a published model; skip the test without a package with its tokenizer."""
     published = PUBLISHED[name]
-    config = (
-        published["config.json"]
-        if whole
-        else _changed(published["config.json"], published.get("fewer", {}))
-    )
+    config = _changed(published["config.json"], published.get("fewer", {}))
     tokenizer = _smollm_tokenizer() if published["template"] == "smolvlm" else _qwen_tokenizer()
     shutil.copytree(tokenizer, folder)
     _give_tokens(folder, published["tokens"])
@@ -85,29 +80,14 @@ def _write_weights(folder: Path, dtype: torch.dtype, names: list[list[str]], sha
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
     tied = set(model.all_tied_weights_keys)
-    shapes = {
-        _old(key, names): held.shape for key, held in model.state_dict().items() if key not in tied
-    }
-    index: dict[str, str] = {}
     generator = torch.Generator().manual_seed(7)
-    keys = list(shapes)
-    for shard in range(shards):
-        file = (
-            "model.safetensors"
-            if shards == 1
-            else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
-        )
-        part = keys[len(keys) * shard // shards : len(keys) * (shard + 1) // shards]
-        save_file(
-            {key: _weight(key, shapes[key], generator).to(dtype) for key in part},
-            folder / file,
-            {"format": "pt"},
-        )
-        index |= dict.fromkeys(part, file)
-    if shards > 1:
-        size = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
-        index_file = {"metadata": {"total_size": size}, "weight_map": index}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index_file))
+    weights: TensorDict = {}
+    for key, held in model.state_dict().items():
+        if key not in tied:
+            name = _old(key, names)
+            weights[name] = _weight(name, held.shape, generator).to(dtype)
+    size = sum(weight.nbytes for weight in weights.values())
+    save_torch_state_dict(weights, folder, max_shard_size=size // shards + 1)
 
 
 def _old(key: str, names: list[list[str]]) -> str:
