@@ -61,7 +61,7 @@ def test_a_state_of_other_layers_or_without_a_tensor_is_refused(backbone: Backbo
     changes += [
         {name: torch.cat([one] * 40, 1)} for name, one in held.items() if is_window_tensor(name)
     ]
-    broken = [state.tensors | change for change in changes]
+    broken = [{**state.tensors, **change} for change in changes]
     broken += [{name: one for name, one in state.tensors.items() if name != lost} for lost in held]
     for tensors in broken:
         with pytest.raises(StateCorrupt):
