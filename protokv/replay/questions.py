@@ -62,7 +62,7 @@ class _Row(msgspec.Struct):
     """A line of a file of questions, as users write it."""
 
     question: str
-    answer: str
+    answer: Annotated[str, msgspec.Meta(pattern=r"\S")]
     ask_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     evidence_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     type: str = ""
@@ -101,10 +101,8 @@ def _parse(line: bytes, where: str, number: int) -> tuple[str | None, ReplayQues
         ) from error
     check_question_text(row.question, f"{where}: the question")
     time = row.ask_s if row.evidence_s is None else row.evidence_s
-    if time is None or not row.answer.strip():
-        raise ConfigError(
-            f"{where}: expected an answer, and evidence_s or ask_s, from which delays are counted"
-        )
+    if time is None:
+        raise ConfigError(f"{where}: expected evidence_s or ask_s, from which delays are counted")
     reference: DelayStart = "query" if row.evidence_s is None else "evidence"
     name = str(number if row.id is None else row.id)
     return row.video, ReplayQuestion(

@@ -486,15 +486,11 @@ def _refuse_memory(config: MemoryConfig) -> None:
     """Refuse settings of a memory that needs a session, which sees more than keys and values.
     ConfigError.
     """
-    by_session = "protokv.Session keeps it, and so does `protokv ingest`"
     memory = config.memory
     selects = memory.select is not SingleDeviceMemory.select
-    if selects or memory.reads_queries or config.listeners():
+    moves = config.positions != "stream" or config.recent_frames
+    if selects or memory.reads_queries or config.listeners() or moves:
         raise ConfigError(
-            f"the memory {config.name} reads more than keys and values", hint=by_session
+            f"the memory {config.name} reads more than keys and values at stream positions",
+            hint="protokv.Session keeps it, and so does `protokv ingest`",
         )
-    for name, plain in (("positions", "stream"), ("recent_frames", 0)):
-        if getattr(config, name) != plain:
-            raise ConfigError(
-                f"{name}: a cache has {plain} only, not {getattr(config, name)}", hint=by_session
-            )

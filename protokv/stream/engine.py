@@ -135,12 +135,11 @@ class EngineSession(Session):
     def _write(self, ids: list[int], writer: AnswerWriter, evidence: bool) -> Generator[str]:
         """Let the engine write. ConfigError: it is to do what no engine does. EngineError."""
         decoding = writer.decoding
-        if decoding.schema:
-            raise ConfigError("an engine chooses among answers, and is held to no schema of others")
-        if evidence:
+        if decoding.schema or evidence:
             raise ConfigError(
-                "an engine does not tell what its answers stand on",
-                hint="ask for evidence without --engine",
+                "an engine does not tell what its answers stand on, and is held to no schema of "
+                "others than choices",
+                hint="ask for that without --engine",
             )
         with self._lock:
             ids, _, _ = self.aim(ids)

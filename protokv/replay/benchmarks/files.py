@@ -47,18 +47,12 @@ def find_dataset_file(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
-    """Return the file that `find_dataset_file` finds. SourceNotFound: there is no such folder or
-    file.
-    """
-    if not root.is_dir():
-        raise SourceNotFound(
-            f"there is no folder {root}", hint="name the folder of the data set with --data-root"
-        )
+    """Return the file that `find_dataset_file` finds. SourceNotFound: there is none."""
     found = find_dataset_file(root, names)
     if found is None:
         raise SourceNotFound(
             f"{root} holds no annotations of {benchmark}: expected {' or '.join(names)}",
-            hint="get it from its authors, and lay it out as they publish it",
+            hint="name its folder, laid out as its authors publish it, with --data-root",
         )
     return found
 
