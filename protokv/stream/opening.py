@@ -126,17 +126,16 @@ def _load(
     header: StateHeader, name: str | None, revision: str | None, placement: Keywords
 ) -> Backbone:
     named = header.backbone.name
+    own = name or named
     commit = header.backbone.revision if revision is None else revision
-    if (own := name or named) not in find_packaged_models():
-        folder = (
-            find_cached_model(named, commit)
-            if name is None or (name == named and revision is None)
-            else None
-        )
+    if own in find_packaged_models():
+        return load_backbone(own, revision=revision, **placement)
+    if own == named and (name is None or revision is None):
+        folder = find_cached_model(named, commit)
         if folder is not None:
             return load_backbone(named, folder=folder, **placement)
-    if name is not None or named in find_packaged_models():
-        return load_backbone(own, revision=revision, **placement)
+    if name is not None:
+        return load_backbone(name, revision=revision, **placement)
     where = f" at revision {escape_text(commit)}" if commit else ""
     option = f" --revision {shlex.quote(escape_text(commit))}" if commit else ""
     raise ModelError(
