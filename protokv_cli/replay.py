@@ -318,7 +318,7 @@ def _run(
     answers = plan.cost(rows.rows)["answers"]
     with handle_signals(out.note) as stop, _ReplayBar(out, answers, unread) as bar:
         for event in run_replay_plan(plan, rows, should_stop=lambda: bool(stop)):
-            if isinstance(event, ReplayFailure) and len(plan.streams) == 1:
+            if isinstance(event, ReplayFailure) and len(plan.answers) == 1:
                 raise event.error
             bar.follow(event)
         keys = [key for key in plan.trials if key in rows.rows]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from protokv.errors import ConfigError, SourceError, suggest_name
 from protokv.replay.memories import MemoryVariant
 from protokv.replay.questions import (
     ALL_QUESTION_TYPES,
     DELAY_LADDER_S,
-    QuestionSchedule,
     fit_delays,
     plan_asks,
 )
@@ -23,26 +21,15 @@ from protokv.texts import JsonObject
 from protokv.video.source import ShouldStop, never_stop
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What to ask of which stream, when, under which memories, and how."""
+    """What to ask of which stream, when, under how many memories, and how."""
 
-    streams: Sequence[tuple[ReplayStream, QuestionSchedule]]
-    variants: Sequence[MemoryVariant]
+    # every stream with every question at every delay under every memory
+    answers: Sequence[tuple[ReplayStream, Sequence[PlannedAnswer]]]
+    dropped: Counter[str]  # reason -> number of questions left out for it, over all streams
+    memories: int
     setup: TrialSetup
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """Reason -> number of questions left out for it, over all streams."""
-        return sum((asked.dropped for _, asked in self.streams), Counter())
-
-    @cached_property
-    def answers(self) -> list[tuple[ReplayStream, list[PlannedAnswer]]]:
-        """Every stream with every question at every delay under every memory."""
-        return [
-            (stream, self.setup.plan_answers(stream, asked, self.variants))
-            for stream, asked in self.streams
-        ]
 
     @property
     def trials(self) -> dict[str, ReplayTrial]:
@@ -53,16 +40,15 @@ class ReplayPlan:
         """Return the size of a run: `hours` of video up to the last questions, and `answers` that
         are not done.
         """
-        seconds = sum(
-            max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams
-        )
+        trials = self.trials
+        last_s = (max((one.ask.at_s for one in own), default=0.0) for _, own in self.answers)
         return {
-            "videos": len(self.streams),
-            "memories": len(self.variants),
-            "questions": sum(asked.questions for _, asked in self.streams),
+            "videos": len(self.answers),
+            "memories": self.memories,
+            "questions": len({(one.video, one.question_id) for one in trials.values()}),
             "dropped": dict(self.dropped),
-            "hours": round(seconds / 3600, 2),
-            "answers": sum(one.key not in done for _, planned in self.answers for one in planned),
+            "hours": round(sum(last_s) / 3600, 2),
+            "answers": len(trials.keys() - set(done)),
         }
 
 
@@ -101,16 +87,19 @@ def make_replay_plan(
             for question in stream.questions
         ]
         delays_s = fit_delays(rooms, wanted_s)
-    scheduled = [
-        (
-            stream,
-            plan_asks(
-                stream.questions, delays_s, stream.length_s, intersection=intersection, types=types
-            ),
+    dropped = Counter[str]()
+    answers = []
+    for stream in streams:
+        asks = plan_asks(
+            stream.questions,
+            delays_s,
+            stream.length_s,
+            dropped,
+            intersection=intersection,
+            types=types,
         )
-        for stream in streams
-    ]
-    return ReplayPlan(scheduled, variants, setup)
+        answers.append((stream, setup.plan_answers(stream, asks, variants)))
+    return ReplayPlan(answers, dropped, len(variants), setup)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,28 +129,17 @@ class DelayedQuestion:
         return self.question.reference_s + self.delay_s
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionSchedule:
-    """The asks of one stream in order of time, and reason -> number of questions left out."""
-
-    asks: tuple[DelayedQuestion, ...]
-    dropped: Counter[str]
-
-    @property
-    def questions(self) -> int:
-        """Different questions that are asked."""
-        return len({ask.question.id for ask in self.asks})
-
-
 def plan_asks(
     questions: Iterable[ReplayQuestion],
     delays_s: Sequence[float],
     length_s: float,
+    dropped: Counter[str],
     *,
     intersection: bool = True,
     types: Collection[str] | None = None,
-) -> QuestionSchedule:
-    """Plan a sweep over one stream of `length_s` seconds.
+) -> list[DelayedQuestion]:
+    """Return the asks of a sweep over one stream of `length_s` seconds, in order of time; `dropped`
+    counts the questions that are left out, by reason.
 
     With `intersection` only questions that fit every delay. `types` are names of types, or
     `ALL_QUESTION_TYPES`; None: retrospective questions of all types. A single delay of 0 is no
@@ -160,24 +149,19 @@ def plan_asks(
         raise ConfigError("there is no delay to ask at", hint="for example --delays 0,30s,2m")
     sweep = any(delay > 0 for delay in delays_s)
     asks: list[DelayedQuestion] = []
-    dropped: Counter[str] = Counter()
     for question in questions:
+        named = f"type {question.type or 'unnamed'}"
+        each = [DelayedQuestion(question, delay) for delay in delays_s]
+        valid = [ask for ask in each if ask.at_s <= length_s + ASK_SLACK_S]
         if types is not None and question.type not in types and ALL_QUESTION_TYPES not in types:
-            dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
+            dropped[f"{named} not asked for"] += 1
         elif types is None and sweep and not question.retrospective:
-            dropped[f"type {question.type or 'unnamed'}, whose answers change with time"] += 1
+            dropped[f"{named}, whose answers change with time"] += 1
+        elif not valid or (intersection and len(valid) < len(each)):
+            dropped["beyond the end of the stream" + " at some delay" * bool(valid)] += 1
         else:
-            valid = [
-                delay
-                for delay in delays_s
-                if question.reference_s + delay <= length_s + ASK_SLACK_S
-            ]
-            if not valid or (intersection and len(valid) < len(delays_s)):
-                dropped["beyond the end of the stream" + " at some delay" * bool(valid)] += 1
-            else:
-                asks += [DelayedQuestion(question, delay) for delay in valid]
-    asks.sort(key=lambda ask: (ask.at_s, ask.question.id))
-    return QuestionSchedule(tuple(asks), dropped)
+            asks += valid
+    return sorted(asks, key=lambda ask: (ask.at_s, ask.question.id))
 
 
 def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = DELAY_LADDER_S) -> list[float]:

@@ -25,7 +25,6 @@ from protokv.replay.memories import MemoryVariant
 from protokv.replay.questions import (
     ASK_SLACK_S,
     DelayedQuestion,
-    QuestionSchedule,
     is_expected_answer,
 )
 from protokv.replay.rows import AnswerRow, ReplayTrial
@@ -73,7 +72,10 @@ class TrialSetup:
         return cls(backbone, float(rate), decoding, at_once)
 
     def plan_answers(
-        self, stream: ReplayStream, plan: QuestionSchedule, variants: Sequence[MemoryVariant]
+        self,
+        stream: ReplayStream,
+        asks: Sequence[DelayedQuestion],
+        variants: Sequence[MemoryVariant],
     ) -> list[PlannedAnswer]:
         """Return everything that is asked about a stream, memory by memory."""
         backbone = self.backbone
@@ -82,7 +84,7 @@ class TrialSetup:
         sampling = {"fps": self.fps, "frames_per_step": backbone.frames_per_step}
         answers = []
         for variant in variants:
-            for ask in plan.asks:
+            for ask in asks:
                 question = ask.question
                 trial = ReplayTrial(
                     video=stream.name,

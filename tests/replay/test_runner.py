@@ -1,5 +1,6 @@
 """A pass over one stream gives the answers of single sessions; it can be stopped."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,10 +45,10 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(
     tiny: Backbone, stream: WorldStream
 ) -> None:
     setup = replace(TrialSetup.of(tiny), decoding=SHORT)
-    plan = plan_asks(stream.questions, DELAYS, stream.length_s)
-    events = replay_stream(stream, setup.plan_answers(stream, plan, VARIANTS), setup)
+    asks = plan_asks(stream.questions, DELAYS, stream.length_s, Counter())
+    events = replay_stream(stream, setup.plan_answers(stream, asks, VARIANTS), setup)
     rows = [event for event in events if isinstance(event, AnswerRow)]
-    assert len(rows) == len(plan.asks) * len(VARIANTS)
+    assert len(rows) == len(asks) * len(VARIANTS)
     for variant in VARIANTS:
         session = Session.start(tiny, variant.config)
         left = [row for row in rows if row.memory == variant.label]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -140,8 +141,8 @@ def watch_and_ask(path: Path, name: str) -> None:
                 *ask_premises(stream, asked),
             )
         ]
-        plan = plan_asks(stream.questions, [0.0], stream.length_s)
-        answers = setup.plan_answers(stream, plan, variants)
+        asks = plan_asks(stream.questions, [0.0], stream.length_s, Counter())
+        answers = setup.plan_answers(stream, asks, variants)
         for row in list(replay_stream(stream, answers, setup)):
             if isinstance(row, AnswerRow):
                 rows.append(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -48,13 +49,15 @@ def test_every_study_fits_its_own_streams(name: str) -> None:
     assert len(placed) == (4 if study.worlds.before == "mix" else 1)
     for stream in streams:
         # The longest delay fits wherever the evidence lies.
-        asked = plan_asks(stream.questions, study.delays_s, stream.length_s, types=study.types)
+        asks = plan_asks(
+            stream.questions, study.delays_s, stream.length_s, Counter(), types=study.types
+        )
         wanted = [
             question
             for question in stream.questions
             if study.types is None or question.type in study.types
         ]
-        assert asked.questions == len(wanted) > 4
+        assert len({ask.question.id for ask in asks}) == len(wanted) > 4
 
 
 @pytest.mark.parametrize("name", ["harder", "decay", "hour", "order", "time", "long-budget"])
