@@ -29,40 +29,6 @@ from protokv.texts import JsonObject, format_count
 
 ReplayReport = Mapping[str, Any]
 
-REPORT_COLUMNS = (
-    "part",
-    "name",
-    "memory",
-    "budget",
-    "delay_s",
-    "n",
-    "videos",
-    "accuracy",
-    "low",
-    "high",
-    "thin",
-    "points",
-    "than",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "ttft_ms_median",
-    "ttft_ms_p95",
-    "total_ms_median",
-    "total_ms_p95",
-    "step_ms",
-    "context_tokens",
-    "state_bytes",
-    "compression",
-)
-"""The values of a point.
-
-`low` and `high` are the wider one of Wilson's interval and of a bootstrap over videos; `thin`: few
-questions or videos. `points` are those of a judge. `difference` is the accuracy less that of the
-memory `than` on the same questions: the default memory, or the first one, at the same budget; for
-that memory itself, the full cache.
-"""
-
 
 class _Cell(NamedTuple):
     """The answers to a part of the questions under a memory at a budget and a delay."""
@@ -92,7 +58,11 @@ def summarise_answers(
       set, none if all questions are of one.
     - `floor`, `floors`: accuracy of the most frequent answer of each question's type: of all, and
       by group.
-    - `points`: by `REPORT_COLUMNS`.
+    - `points`: each with all values, or None. `low` and `high` are the wider one of Wilson's
+      interval and of a bootstrap over videos; `thin`: few questions or videos. `points` are those
+      of a judge. `difference` is the accuracy less that of the memory `than` on the same questions:
+      the default memory, or the first one, at the same budget; for that memory itself, the full
+      cache.
     - `means`: of a benchmark, the numbers that papers print, for every memory, budget and delay.
     - `recalled`: of questions that were asked both openly and with choices (the text of the one
       stands in the other), how many were remembered (right without choices) and how many only
@@ -157,24 +127,22 @@ def _measure_accuracy(rows: Sequence[AnswerRow]) -> JsonObject:
     for row in rows:
         scores.setdefault(row.video, []).append(row.correct)
     low, high = bound_share(scores)
-    found: JsonObject = {
+    points = [row.points for row in rows if row.points is not None]
+    return {
         "n": len(rows),
         "videos": len(scores),
         "accuracy": round(fmean(row.correct for row in rows), 4),
         "low": round(low, 4),
         "high": round(high, 4),
         "thin": len(rows) < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
+        "points": round(fmean(points), 3) if points else None,
     }
-    if rows[0].dataset:
-        points = [row.points for row in rows if row.points is not None]
-        found["points"] = round(fmean(points), 3) if points else None
-    return found
 
 
 def _measure_difference(rows: Sequence[AnswerRow], others: Sequence[AnswerRow]) -> JsonObject:
     found = compare_paired(rows, others)
     if found is None:
-        return {}
+        return dict.fromkeys(("than", "difference", "difference_low", "difference_high"))
     return {
         "than": others[0].memory,
         "difference": round(found.share, 4),

@@ -9,7 +9,7 @@ from pathlib import Path
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
-from protokv.replay.report import REPORT_COLUMNS, ReplayReport
+from protokv.replay.report import ReplayReport
 from protokv.texts import JsonRecord
 
 REPORT_NOTE = (
@@ -36,7 +36,7 @@ def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
     means of a set.
     """
     delays = report["delays_s"]
-    judged = any(point.get("points") is not None for point in report["points"])
+    judged = any(point["points"] is not None for point in report["points"])
     cells: dict[tuple[str, str, int], dict[float, JsonRecord]] = defaultdict(dict)
     for name in ("all", *report["groups"]):
         for point in report["points"]:
@@ -51,7 +51,7 @@ def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
             row[format_delay(delay)] = _format_accuracy(points[delay]) if delay in points else "-"
         row["difference"] = _format_difference(last)
         if judged:
-            row["points"] = "-" if last.get("points") is None else f"{last['points']:.2f}"
+            row["points"] = "-" if last["points"] is None else f"{last['points']:.2f}"
         row["first token ms"] = f"{last['ttft_ms_median']:.1f}"
         row["step ms"] = f"{last['step_ms']:.1f}"
         row["KiB"] = f"{last['state_bytes'] / 1024:,.0f}"
@@ -63,10 +63,10 @@ def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
 
 
 def save_report_points(report: ReplayReport, path: str | Path) -> None:
-    """Write every point, by `REPORT_COLUMNS`. ConfigError: the file cannot be written."""
+    """Write every point with all of its values. ConfigError: the file cannot be written."""
     try:
         with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, REPORT_COLUMNS)
+            writer = csv.DictWriter(file, report["points"][0])
             writer.writeheader()
             writer.writerows(report["points"])
     except OSError as error:
@@ -87,7 +87,7 @@ def _format_accuracy(point: JsonRecord) -> str:
 
 
 def _format_difference(point: JsonRecord) -> str:
-    if "than" not in point:
+    if point["than"] is None:
         return ""
     names = ("difference", "difference_low", "difference_high")
     share, low, high = (f"{100 * point[name]:+.0f}" for name in names)
