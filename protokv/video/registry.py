@@ -130,35 +130,28 @@ def fingerprint_source(source: str) -> str | None:
 
 
 def _check_is_file(path: Path) -> None:
-    """Refuse a path that is no readable file.
+    """Refuse a path that is no file.
 
-    SourceNotFound: nothing is there. SourceUnreadable: it is a folder or a device, empty, or not to
-    be read by this user.
+    SourceNotFound: nothing is there. SourceUnreadable: it is a folder or a device.
     """
     try:
-        status = path.stat()
+        mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise SourceNotFound(f"no video at {path}", hint=_advice(path)) from None
     except (OSError, ValueError) as error:
         raise SourceUnreadable(
             f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
         ) from error
-    wrong = hint = ""
-    if stat.S_ISDIR(status.st_mode):
-        wrong = "a folder"
-        hint = "name one file in it"
-    elif not stat.S_ISREG(status.st_mode):
+    if stat.S_ISDIR(mode):
+        raise SourceUnreadable(
+            f"expected a video file, {path} is a folder", hint="name one file in it"
+        )
+    if not stat.S_ISREG(mode):
         # Such as /dev/stdin, a named pipe, or <(...) of a shell.
-        wrong = "not a regular file"
-        hint = f"pipe it in: `... | protokv ingest -`, or `protokv ingest - < {path}`"
-    elif status.st_size == 0:
-        wrong = "empty"
-        hint = "copy or record it again"
-    elif not os.access(path, os.R_OK):
-        wrong = "not to be read by this user"
-        hint = "change its permissions, or copy it"
-    if wrong:
-        raise SourceUnreadable(f"expected a video file, {path} is {wrong}", hint=hint)
+        raise SourceUnreadable(
+            f"expected a video file, {path} is not a regular file",
+            hint=f"pipe it in: `... | protokv ingest -`, or `protokv ingest - < {path}`",
+        )
 
 
 def _advice(path: Path) -> str:

@@ -4,6 +4,7 @@ import base64
 import math
 import re
 import zlib
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -113,62 +114,54 @@ def test_pixels_are_square_as_players_show_them(
         assert [number_in(frame.image) for frame in frames] == list(range(20))
 
 
-def two_tracks(path: Path, *tracks: Keywords) -> Path:
-    """Write a file of video tracks: of `size`, `frames`, `codec` and `disposition`; the first block
-    of each is lit.
-    """
-    with av.open(str(path), "w") as output:
-        streams = []
-        for track in tracks:
-            stream: Any = output.add_stream(track.get("codec", "libx264"), rate=25)
-            stream.width, stream.height = track["size"]
-            stream.pix_fmt = "yuvj420p" if track.get("codec") == "mjpeg" else "yuv420p"
-            stream.disposition = track.get("disposition", 0)
-            streams.append(stream)
-        for number in range(20):
-            for stream, track in zip(streams, tracks, strict=True):
-                if number < track.get("frames", 20):
-                    picture = av.VideoFrame.from_ndarray(
-                        burn(number, *track["size"]), format="rgb24"
-                    )
-                    output.mux(stream.encode(picture.reformat(format=stream.pix_fmt)))
-        for stream in streams:
-            output.mux(stream.encode(None))
+def combine(path: Path, *tracks: tuple[Clip, int]) -> Path:
+    """Write a file of the tracks of some clips, each with its disposition."""
+    with ExitStack() as opened:
+        output = opened.enter_context(av.open(str(path), "w"))
+        parts = []
+        for number, (clip, disposition) in enumerate(tracks):
+            part = write(clip, path.with_name(f"{number}.mkv"))
+            source = opened.enter_context(av.open(str(part)))
+            stream = output.add_stream_from_template(source.streams.video[0])
+            stream.disposition = disposition
+            parts.append((source, stream))
+        for source, stream in parts:
+            for packet in source.demux():
+                if packet.size:
+                    packet.stream = stream
+                    output.mux(packet)
     return path
 
 
-DEFAULT = {"disposition": 1}
-SMALL = {"size": (64, 48)}
-LARGE = {"size": (128, 96)}
-COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
+SMALL = Clip(STEADY, width=64, height=48)
+LARGE = Clip(STEADY)
+COVER = Clip([0], codec="mjpeg", pixels="yuvj420p", width=256, height=192)
 
 
 @pytest.mark.parametrize("suffix", widen(["mp4", "mkv"], ["mp4"]))
 @pytest.mark.parametrize(
     ("tracks", "taken"),
     [
-        ((SMALL, LARGE | DEFAULT), 1),
-        ((SMALL | DEFAULT, LARGE), 0),
-        ((SMALL | DEFAULT, LARGE | DEFAULT), 1),
-        ((LARGE, SMALL), 0),
-        ((COVER, SMALL), 1),
-        ((COVER, SMALL | DEFAULT), 1),
-        ((COVER | DEFAULT, SMALL), 1),
-        ((SMALL, COVER), 0),
+        (((SMALL, 0), (LARGE, 1)), 1),
+        (((SMALL, 1), (LARGE, 0)), 0),
+        (((SMALL, 1), (LARGE, 1)), 1),
+        (((LARGE, 0), (SMALL, 0)), 0),
+        (((COVER, 0), (SMALL, 0)), 1),
+        (((COVER, 0), (SMALL, 1)), 1),
+        (((COVER, 1), (SMALL, 0)), 1),
+        (((SMALL, 0), (COVER, 0)), 0),
     ],
 )
 def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(
-    suffix: str, tracks: tuple[Any, ...], taken: int, tmp_path: Path
+    suffix: str, tracks: tuple[tuple[Clip, int], ...], taken: int, tmp_path: Path
 ) -> None:
-    path = two_tracks(tmp_path / f"x.{suffix}", *tracks)
-    with open_source(path) as source:
-        assert (source.info.width, source.info.height) == tracks[taken]["size"]
+    clip, _ = tracks[taken]
+    with open_source(combine(tmp_path / f"x.{suffix}", *tracks)) as source:
+        assert (source.info.width, source.info.height) == (clip.width, clip.height)
         assert [number_in(frame.image) for frame in source.frames()] == list(range(20))
         assert source.damage.ok
-        width, height = tracks[taken]["size"]
-        assert source.notes == (
-            f"2 video tracks: track {taken} of {width} x {height} pixels is watched",
-        )
+        size = f"{clip.width} x {clip.height}"
+        assert source.notes == (f"2 video tracks: track {taken} of {size} pixels is watched",)
 
 
 # Bars of grey as they are shown, and the signals of their light with FFmpeg's number of the
