@@ -69,7 +69,11 @@ class DecordSource(AVSource):
         )
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+        # decord goes by the name of a file: it opens none that is not known.
         listed = self._list_frames() if self._known else []
+        if not listed:
+            yield from super()._read(wanted)
+            return
         number = max(0, sum(time_s <= wanted.start_s for time_s, _ in listed) - 1)
         from_s = wanted.start_s
         for image in chain.from_iterable(self._chunks(number, len(listed))):
@@ -78,7 +82,7 @@ class DecordSource(AVSource):
             yield Frame(listed[number][0], image, listed[number][1], "decord")
             number += 1
             from_s = listed[number][0] if number < len(listed) else from_s
-        if number < len(listed) or not listed:
+        if number < len(listed):
             yield from super()._read(wanted._replace(start_s=from_s))
 
     def _list_frames(self) -> list[tuple[float, float | None]]:

@@ -19,7 +19,7 @@ from PIL import ImageCms, ImageOps
 from protokv.errors import SourceUnreadable
 from protokv.texts import Keywords
 from protokv.video import open_source
-from tests.conftest import slow, wide, widen
+from tests.conftest import wide, widen
 from tests.video.conftest import Clip, MakeClip, burn, number_in, remux, write
 from tests.video.test_stream import piped
 
@@ -180,8 +180,7 @@ SIGNALS = {
     ("name", "suffix"),
     [
         ("PQ", "mp4"),
-        *wide(("HLG", "mkv"), ("BT.709", "mp4")),
-        *slow(("BT.2020", "ts"), ("PQ", "ts"), ("HLG", "mp4")),
+        *wide(("HLG", "mkv"), ("BT.709", "mp4"), ("BT.2020", "ts")),
     ],
 )
 def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_range(

@@ -56,7 +56,7 @@ def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(
 
 @pytest.mark.parametrize(
     ("suffix", "parts", "audio_s"),
-    [("ts", 2, 0.0), ("ts", 3, 0.0), ("ts", 3, 2.44), ("mkv", 2, 0.0)],
+    [("ts", 3, 0.0), ("ts", 3, 2.44), ("mkv", 2, 0.0)],
 )
 def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(
     suffix: str, parts: int, audio_s: float, tmp_path: Path
@@ -136,20 +136,19 @@ def test_a_recording_that_changes_its_pid_codec_or_program_goes_on(
         assert len(joins) == len(parts) - 1
 
 
-@pytest.mark.parametrize("parts", [3, *slow(2, 4)])
 def test_recordings_whose_sound_has_the_pid_of_the_pictures_before_are_watched(
-    parts: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     frames = 150
     clips = []
-    for n in range(parts):
+    for n in range(3):
         ticks = [40 * (frames * n + i) for i in range(frames)]
         pids = (256, 257) if n % 2 == 0 else (257, 256)
         clips.append(Clip(ticks, suffix="ts", audio_s=6.0, pids=pids, **PLAIN))
     for _, numbers, _ in read_both(join(tmp_path, *clips)):
         # Sound that is still to come is taken for pictures, and may hide the first ones.
         found = "".join(map(chr, numbers))
-        assert found.count("".join(map(chr, range(30, frames - 2)))) == parts
+        assert found.count("".join(map(chr, range(30, frames - 2)))) == 3
 
 
 PAUSES = {
