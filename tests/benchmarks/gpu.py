@@ -46,7 +46,6 @@ from protokv.texts import JsonObject
 from protokv.timings import Timings
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
-from tests.benchmarks.loading import WAYS
 from tests.benchmarks.results import RESULTS, machine
 from tests.realsize.build import PUBLISHED
 from tests.video.conftest import encode
@@ -573,19 +572,11 @@ def _kernels(T: int, N: int, rounds: int) -> JsonObject:
     exact_lse = logits.logsumexp(-1)
     del logits
 
-    def widened() -> tuple[torch.Tensor, torch.Tensor]:
-        return kernels.append_bias_columns(k, v, kernels.make_bias_columns(bias, scale, k.dtype))
-
-    ready = widened()
-    wide = torch.nn.functional.pad(q, (0, kernels.BIAS_COLUMNS), value=1.0)
+    columns = kernels.make_bias_columns(bias, scale, k.dtype)
+    ready = kernels.append_bias_columns(k, v, columns)
     ways: dict[str, Callable[[], Any]] = {
         "columns": lambda: kernels.compute_biased_attention(q, *ready, bias, scale),
-        "columns made at reading": lambda: kernels.compute_biased_attention(
-            q, *widened(), bias, scale
-        ),
         "products": lambda: kernels._by_products(q, k, v, bias[:, None], scale),
-        "efficient, bfloat16 mask": lambda: kernels._efficient(q, k, v, bias[:, None], scale),
-        "efficient, columns": lambda: kernels._efficient(wide, *ready, None, scale),
         "no bias": lambda: kernels.compute_attention(q, k, v, None, scale),
     }
     row: JsonObject = {}
@@ -599,58 +590,6 @@ def _kernels(T: int, N: int, rounds: int) -> JsonObject:
         except Exception as error_here:
             row[name] = {"raised": f"{type(error_here).__name__}: {str(error_here)[:120]}"}
     return row
-
-
-def measure_transformers(visit: Visit, _: int) -> None:
-    """Time what a person would do without this package: transformers' forward over the whole video,
-    one question.
-    """
-    model = made_model(
-        visit.tiny,
-        image_token_id=5,
-        video_token_id=6,
-        vision_start_token_id=3,
-        vision_end_token_id=4,
-    )
-    grid, tokens = (4, 4) if visit.tiny else (28, TOKENS)
-    for seconds in (2,) if visit.tiny else (30, 120, 300, 600):
-        with visit.trying(seconds=seconds):
-            ids = torch.tensor(
-                [[1, 2, 3] + [6] * (seconds * tokens) + [4] + list(range(10, 30))], device=DEVICE
-            )
-            pixels = torch.randn(seconds * grid * grid, 1176, device=DEVICE, dtype=torch.bfloat16)
-            given = {
-                "input_ids": ids,
-                "pixel_values_videos": pixels,
-                "video_grid_thw": torch.tensor([[seconds, grid, grid]], device=DEVICE),
-                "mm_token_type_ids": (ids == 6).long() * 2,
-            }
-            if CUDA:
-                torch.cuda.reset_peak_memory_stats()
-            for _turn in range(2):
-                sync()
-                start = time.perf_counter()
-                with torch.inference_mode():
-                    int(model(**given, logits_to_keep=1, use_cache=True).logits[0, -1].argmax())
-                took = time.perf_counter() - start
-                if took > 5:
-                    break
-            row = {
-                "seconds": seconds,
-                "tokens": seconds * tokens,
-                "first_token_s": round(took, 3),
-                "peak_gib": peak(),
-            }
-            if seconds <= 30:
-                laps = [time.perf_counter()]
-                for count in (1, 17):
-                    with torch.inference_mode():
-                        model.generate(
-                            **given, max_new_tokens=count, min_new_tokens=count, do_sample=False
-                        )
-                    _lap(laps)
-                row["token_ms"] = round(1e3 * (laps[2] - 2 * laps[1] + laps[0]) / 16, 2)
-            visit.say(**row)
 
 
 def measure_command_line(visit: Visit, _: int) -> None:
@@ -719,31 +658,13 @@ def measure_command_line(visit: Visit, _: int) -> None:
     visit.say(what="states", same_bytes=states[0] == states[1], mb=round(len(states[0]) / 1e6, 1))
 
 
-def measure_loading(visit: Visit, _: int) -> None:
-    """Time new processes until the weights are on the device; first with their file not in
-    memory.
-    """
-    if not visit.model.exists():
-        prepare(visit, 0)
-    for file in visit.model.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    for way in (WAYS[0], *WAYS):
-        command = [sys.executable, "-m", "tests.benchmarks.loading", str(visit.model), DEVICE, way]
-        done = subprocess.run(command, capture_output=True, text=True)
-        visit.say(way=way, **json.loads(done.stdout or json.dumps({"failed": done.stderr[-300:]})))
-
-
 PARTS: dict[str, tuple[Callable[[Visit, int], None], int]] = {
     "tests": (run_tests, 130),
     "parity": (compare_families, 130),
     "prepare": (prepare, 130),
     "steps": (measure_steps, 150),
     "kernels": (measure_kernels, 40),
-    "transformers": (measure_transformers, 80),
     "command line": (measure_command_line, 130),
-    "loading": (measure_loading, 130),
 }
 """Parts with the most seconds that each may take, the most important first."""
 TOGETHER = ("tests", "parity", "prepare")
