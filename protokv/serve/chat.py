@@ -256,13 +256,13 @@ class ChatCompletion:
         self,
         request: ChatRequest,
         decode: Callable[[list[int]], str],
-        notice: str = "",
-        places: Sequence[VideoPlace] = (),
+        notice: str,
+        places: Sequence[VideoPlace],
     ) -> None:
         """Begin; `decode` is the backbone's, `notice` is said of the answer, and `places` are those
         of the videos in the stream.
         """
-        self._notice = {"notice": notice} if notice else {}
+        self._notice = notice
         self._places = places
         self._request = request
         self._forms = request.forms
@@ -277,14 +277,12 @@ class ChatCompletion:
         """Return the whole answer."""
         text = self._forms.get(answer.text, answer.text)
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, **self._ending(answer)}
-        head = {**self._head, "object": "chat.completion"}
         return {
-            **head,
-            "choices": [choice],
+            **self._head,
+            "object": "chat.completion",
+            "choices": [{"index": 0, "message": message, **self._ending(answer)}],
             "usage": _usage(answer),
             **self._extras(answer),
-            **self._notice,
         }
 
     async def stream(
@@ -296,31 +294,22 @@ class ChatCompletion:
         """Yield the answer as server-sent events, piece by piece from `item` on; `describe` an
         error in the middle.
         """
-        yield self._chunk({"role": "assistant", "content": ""})
+        yield self._chunk(_list_delta({"role": "assistant", "content": ""}))
         try:
             while not isinstance(item, Answer):
-                yield self._chunk({"content": self._forms.get(item, item)})
+                yield self._chunk(_list_delta({"content": self._forms.get(item, item)}))
                 item = await anext(pieces)
         except ProtoKVError as error:
             yield _event({"error": describe(error)})
             return
-        yield self._chunk({}, self._ending(item), **self._extras(item), **self._notice)
+        yield self._chunk(_list_delta({}, self._ending(item)), **self._extras(item))
         if self._request.usage:
-            yield _event(
-                {
-                    **self._head,
-                    "object": "chat.completion.chunk",
-                    "choices": [],
-                    "usage": _usage(item),
-                }
-            )
+            yield self._chunk([], usage=_usage(item))
         yield "data: [DONE]\n\n"
 
-    def _chunk(self, delta: JsonRecord, ending: JsonRecord = _UNENDED, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, **ending}
-        return _event(
-            {**self._head, "object": "chat.completion.chunk", "choices": [choice], **more}
-        )
+    def _chunk(self, choices: list[JsonObject], **more: Any) -> str:
+        head = {**self._head, "object": "chat.completion.chunk"}
+        return _event({**head, "choices": choices, **more})
 
     def _ending(self, answer: Answer) -> JsonObject:
         """Return why an answer ended, and if wanted the chances of its tokens; a stream has all of
@@ -355,13 +344,16 @@ class ChatCompletion:
             found["probabilities"] = {self._forms.get(text, text): one for text, one in chances}
         if answer.promise is not None:
             found["promise"] = asdict(answer.promise)
-        if answer.evidence is None:
-            return found
-        return {
-            **found,
-            "evidence": describe_spans(answer.evidence.spans, self._places),
-            "faint": answer.evidence.faint,
-        }
+        if answer.evidence is not None:
+            found["evidence"] = describe_spans(answer.evidence.spans, self._places)
+            found["faint"] = answer.evidence.faint
+        if self._notice:
+            found["notice"] = self._notice
+        return found
+
+
+def _list_delta(delta: JsonRecord, ending: JsonRecord = _UNENDED) -> list[JsonObject]:
+    return [{"index": 0, "delta": delta, **ending}]
 
 
 def _event(data: JsonRecord) -> str:

@@ -178,15 +178,13 @@ class StateStore:
             )
 
     def _retire_others(self, state: State, keep: int) -> None:
-        """Remove all kept commits of this stream but the last ones, the oldest last."""
-        ours = [(header, at) for at, header in self.list_kept() if is_same_stream(header, state)]
+        """Remove all kept commits of this stream but the last ones."""
+        ours = {at: one for at, one in self.list_kept() if is_same_stream(one, state)}
         past = sorted(
-            (header.clock.stream_time_s, at)
-            for header, at in ours
-            if is_earlier_state(header, state)
+            (at for at, one in ours.items() if is_earlier_state(one, state)),
+            key=lambda at: ours[at].clock.stream_time_s,
         )
-        stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
-        for at in {at for _, at in ours} - stay:
+        for at in ours.keys() - past[max(0, len(past) - keep + 1) :]:
             self._retire(at)
 
     def look(self, read: Callable[[StoredState], _T], at: str | None = None) -> _T:

@@ -16,4 +16,4 @@ if not _has_ops():
     for _name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{_name}", "(Tensor a, Tensor b, float c) -> Tensor")
 END
-python -m tests.engines.prove "$1/bin/python" --small
+python -m tests.engines.prove "$1/bin/python" qwen2_5_vl

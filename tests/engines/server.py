@@ -87,12 +87,6 @@ class Server:
             self._process.wait()
             self._process = None
 
-    def count(self, metric: str) -> float:
-        """Return the sum of a counter of its metrics."""
-        with urlopen(f"{self.url}/metrics", timeout=30) as reply:
-            lines = reply.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(metric))
-
     @contextmanager
     def running(self) -> Iterator["Server"]:
         """Hold it running."""

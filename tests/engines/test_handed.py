@@ -100,11 +100,6 @@ def test_a_conversation_with_pictures_is_answered_by_the_engine_as_by_its_sessio
             assert list_files(tmp_path) == files
             assert len(files) == 1
             sent.append({"role": "assistant", "content": said})
-        (chosen,) = client.post(
-            "/v1/chat/completions",
-            json={"model": name, "messages": sent[:-1], "choices": ["red", "blue"]},
-        ).json()["choices"]
-        assert chosen["message"]["content"] in ("red", "blue")
         assert len({one["kv_transfer_params"]["commit"] for one in engine.asked}) == 4
         for file in list_files(tmp_path):
             hidden = file.relative_to(tmp_path).as_posix().removesuffix(".kv.safetensors")

@@ -113,15 +113,9 @@ def test_an_answer_may_be_one_of_some_choices(
     assert expected[text] == max(chances)
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
-def test_stops_penalties_and_chances_of_tokens_are_those_of_the_engine(
-    running: str, streamed: bool
-) -> None:
+def test_stops_penalties_and_chances_of_tokens_are_those_of_the_engine(running: str) -> None:
     def read(**options: Any) -> tuple[str, Any]:
-        """The text of an answer, and its last choice."""
-        if not streamed:
-            (choice,) = ask(one, **options).choices
-            return choice.message.content.strip(), choice
+        """The text of an answer in pieces, and its last choice."""
         choices = [chunk.choices[0] for chunk in ask(one, stream=True, **options)]
         return "".join(choice.delta.content or "" for choice in choices).strip(), choices[-1]
 
