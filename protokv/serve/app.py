@@ -235,17 +235,21 @@ class _Server:
         one = request.path_params.get("name")
 
         def read() -> list[JsonObject]:
-            times = {} if self._fed is None or one not in (None, self._model) else {self._model: 0}
-            if one is None or not times:
-                found = self._states.list_all() if one is None else {one: self._states.find(one)}
-                times |= {name: self._states.read_commit_time(path) for name, path in found.items()}
+            times = {} if self._fed is None else {self._model: 0}
+            found = self._states.list_all()
+            times |= {name: self._states.read_commit_time(path) for name, path in found.items()}
             return [
                 {"id": name, "object": "model", "created": s, "owned_by": "protokv"}
                 for name, s in times.items()
+                if one in (None, name)
             ]
 
         models = await anyio.to_thread.run_sync(read)
-        return JSONResponse({"object": "list", "data": models} if one is None else models[0])
+        if one is None:
+            return JSONResponse({"object": "list", "data": models})
+        if not models:
+            raise StateNotFound(f"there is no state {one!r}")
+        return JSONResponse(models[0])
 
     def guard(self, handler: _Handler) -> _Handler:
         """Return a handler that answers only those who may ask."""

@@ -14,16 +14,10 @@ from pathlib import Path
 from threading import RLock
 
 from protokv.core.backbone import Backbone, BackboneIdentity
-from protokv.core.build import (
-    choose_rotary,
-    make_memory_shape,
-    measure_device_memory,
-    measure_memory,
-)
-from protokv.errors import ProtoKVError, StateError, StateNotFound
+from protokv.core.build import measure_device_memory
+from protokv.errors import ProtoKVError, StateNotFound
 from protokv.serve.handed import HandedSessions
 from protokv.slots import SLOTS_SUFFIX
-from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.folder import find_states
 from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
@@ -50,22 +44,18 @@ class StateFolder:
         self,
         folder: StatePath,
         backbone: Backbone,
-        most_bytes: float | None = None,
         engine: Engine | None = None,
         calibrations: StatePath = "calibrations",
     ) -> None:
         """Read nothing yet; `backbone` made the states. With an engine, it has them by their names.
         `calibrations` is their folder.
 
-        Sessions stay in memory: a few of them, and `most_bytes` of all together, of which one may
-        take half; None: half of what the device has for it.
+        Sessions stay in memory: a few of them, which take half of what the device has.
         """
         self.folder = Path(folder)
         self.calibrations = Path(calibrations)
         self.backbone = backbone
-        self._most_bytes = (
-            measure_device_memory(backbone.device) / 2 if most_bytes is None else most_bytes
-        )
+        self._most_bytes = measure_device_memory(backbone.device) / 2
         self._root = self.folder.resolve()
         self.fed = dict[Path, Session]()  # sessions that clients feed answer for themselves
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
@@ -140,6 +130,7 @@ class StateFolder:
         one thread may use a session at a time; a session of an engine serves many threads.
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
+        OutOfMemory: its budget takes more than is free.
         ConfigError: no engine can serve it, or it is no time.
         """
         with self.lock:
@@ -171,10 +162,13 @@ class StateFolder:
             return fed
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            reader = StateReader.open(path)
-            self._make_room(reader)
-            known = (version, self._open(path, reader))
+            known = (version, self._open(path, StateReader.open(path)))
         self._sessions[path] = known
+        while len(self._sessions) > 1 and (
+            len(self._sessions) > _MOST_SESSIONS
+            or sum(one.state_bytes for _, one in self._sessions.values()) > self._most_bytes
+        ):
+            self._sessions.popitem(last=False)
         return known[1]
 
     def read_remarks(self, path: Path) -> tuple[str, list[VideoPlace]]:
@@ -187,7 +181,6 @@ class StateFolder:
     def _open_commit(self, path: Path, at: str) -> Session:
         reader = StateReader.open(path)
         moment = find_stream_moment(at, reader, time.time())
-        self._make_room(reader)
         return self._open(path, reader.at(moment.stream_s))
 
     def _open(self, path: Path, reader: StateReader) -> Session:
@@ -196,26 +189,6 @@ class StateFolder:
             return open_session(reader, self.backbone)
         name = path.relative_to(self.folder).with_suffix("").as_posix()
         return EngineSession.open(reader, self.engine, name, self.backbone)
-
-    def _make_room(self, reader: StateReader) -> None:
-        """Forget sessions, the oldest first, until one more fits. StateError: it never would."""
-        config = read_state_memory_config(reader.header)
-        shape = make_memory_shape(self.backbone, config, len(self.backbone.prefix_ids))
-        rotary = choose_rotary(self.backbone, config)
-        wanted = reader.file_bytes
-        wanted += measure_memory(config, shape, rotary, self._most_bytes / 64)
-        if wanted > self._most_bytes / 2:
-            raise StateError(
-                f"{reader.path}: its budget of {config.budget} tokens takes "
-                f"{wanted / 2**30:.1f} GiB, and this server has {self._most_bytes / 2**31:.1f} "
-                "GiB for a state"
-            )
-        while self._sessions and (
-            len(self._sessions) >= _MOST_SESSIONS
-            or wanted + sum(one.state_bytes for _, one in self._sessions.values())
-            > self._most_bytes
-        ):
-            self._sessions.popitem(last=False)
 
 
 def name_model(identity: BackboneIdentity) -> str:
