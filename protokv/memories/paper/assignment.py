@@ -19,12 +19,12 @@ from protokv.memories.paper.settings import PaperConfig
 # Added to the diagonal of Sigma, which shrinks towards 0 while all tokens come from one place.
 _SIGMA_FLOOR = 1e-4
 # Costs `B * T * K` that are held at once. Longer steps are split; results do not depend on it.
-_BLOCK_ELEMENTS = 2**25
+_BLOCK_ELEMENTS = 2**24
 
 
 def assign_tokens_(
     bank: PaperBank, tokens: FarTokens, step: int, config: PaperConfig
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Put each token into the prototype of least cost (equation 1), in order; free slots come
     before all others.
 
@@ -58,7 +58,11 @@ def assign_tokens_(
     block = max(1, _BLOCK_ELEMENTS // (B * K))
     for start in range(0, T, block):
         stop = min(start + block, T)
-        cost = _costs(bank, held, directions[:, start:stop], coordinates[start:stop], step, config)
+        idle = step - bank.last_step > config.idle_steps
+        more = (float(config.idle_weight) * idle).masked_fill_(bank.mass == 0, -torch.inf)
+        own = directions[:, start:stop]
+        cost = _costs(held.view(B, K, -1), own, coordinates[start:stop], config)
+        cost += more.view(B, 1, K)
         for t in range(start, stop):
             least, slot = find_first_minimum(cost[:, t - start])
             rows = head * K + slot
@@ -88,7 +92,7 @@ def assign_tokens_(
         _count_tokens_(bank, rows, is_new, tokens.positions[start:stop].double(), step, config)
     rows = torch.stack(chosen, 1)
     is_new = torch.stack(opened, 1)
-    residual = points - torch.stack(after, 1)[..., :-4]
+    residuals = (points - torch.stack(after, 1)[..., :-4])[..., : 2 * D].unflatten(2, (2, D))
     changed = rows.view(-1)
     keys, values, means, spreads = held[changed].split_with_sizes((D, D, 2, 4), 1)
     bank.put_centers_(changed, keys, values)
@@ -97,8 +101,7 @@ def assign_tokens_(
     bank.opened += is_new.sum(1).view(L, H)
     bank.absorbed += (~is_new).sum(1).view(L, H)
     bank.touch_(changed)
-    residuals = (residual[..., part : part + D].contiguous() for part in (0, D))
-    return [changed, *residuals, (rows % K).masked_fill_(is_new, -1)]
+    return changed, residuals.movedim(2, 0).contiguous(), (rows % K).masked_fill_(is_new, -1)
 
 
 def _count_tokens_(
@@ -129,41 +132,20 @@ def _count_tokens_(
     anchors[moved] = positions[newest[moved]]
 
 
-def _costs(
-    bank: PaperBank,
-    held: Tensor,
-    directions: Tensor,
-    coordinates: Tensor,
-    step: int,
-    config: PaperConfig,
-) -> Tensor:
-    """Return equation 1 for all tokens and prototypes, `[B, T, K]` float32; a free slot costs minus
-    infinity.
+def _costs(held: Tensor, directions: Tensor, coordinates: Tensor, config: PaperConfig) -> Tensor:
+    """Return equation 1 but for idleness, of T tokens and n prototypes, `[B, T, n]` float32.
 
-    `held` is `[B * K, 2 D + 6]`, `directions` are normalized keys `[B, T, D]`. The squared
-    Mahalanobis distance is a quadratic form in x^2, xy, y^2, x, y and 1: a narrow product, in
-    float64 because this form cancels where Sigma is close to `_SIGMA_FLOOR`.
+    `held` is `[B, n, 2 D + 6]`, `directions` are normalized keys `[B, T, D]`, which stand at
+    `coordinates` `[T, 2]`. The squared Mahalanobis distance is a quadratic form in x^2, xy, y^2, x,
+    y and 1: a narrow product, in float64 because this form cancels where Sigma is close to
+    `_SIGMA_FLOOR`.
     """
-    B, T, D = directions.shape
-    K = bank.mass.shape[2]
-    idle = step - bank.last_step > config.idle_steps
-    constant = (
-        (float(config.idle_weight) * idle).masked_fill_(bank.mass == 0, -torch.inf).view(B, K)
-    )
-    keys = held.view(B, K, -1)[:, :, :D]
-    cost = torch.empty(B, T, K, device=held.device)
-    for head in range(B):
-        torch.addmm(
-            constant[head],
-            directions[head],
-            normalize(keys[head], dim=-1).T,
-            alpha=-1,
-            out=cost[head],
-        )
+    keys = held[:, :, : directions.shape[2]]
+    cost = directions @ normalize(keys, dim=-1).mT.neg()
     if config.spatial_weight:
         x, y = coordinates.double().unbind(1)
         features = torch.stack((x * x, x * y, y * y, x, y, torch.ones_like(x)), 1)
-        x, y, xx, xy, _, yy = held[:, -6:].double().view(B, K, 6).unbind(2)
+        x, y, xx, xy, _, yy = held[..., -6:].double().unbind(2)
         xx = xx + _SIGMA_FLOOR
         yy = yy + _SIGMA_FLOOR
         weight = config.spatial_weight / (xx * yy - xy * xy)
@@ -173,6 +155,5 @@ def _costs(
         d = a * x + b * y
         e = b * x + c * y
         form = torch.stack((a, 2 * b, c, -2 * d, -2 * e, d * x + e * y), 1)
-        for head in range(B):
-            cost[head] += features @ form[head]
+        cost += features @ form
     return cost

@@ -173,19 +173,16 @@ def _write_merged(bank: PaperBank, rows: Tensor, owner: Tensor, config: PaperCon
     mass = bank.mass.view(-1)[rows]
     total = torch.zeros_like(targets).index_add_(0, group, mass)
 
-    def average(held: Tensor) -> Tensor:
-        sums = torch.zeros(len(targets), held.shape[1], dtype=torch.float64, device=held.device)
-        add_rows_(sums, group, held.double() * mass[:, None])
-        return sums / total[:, None]
-
-    coordinates = bank.mean.flatten(0, 2)[rows]
+    mean = bank.mean.flatten(0, 2)[rows].double()
+    moments = bank.covariance.flatten(0, 2)[rows] + mean[:, :, None] * mean[:, None]
     position = bank.position.flatten(0, 2)[rows]
-    mean = average(coordinates)
-    offset = coordinates - mean[group]
-    spread = bank.covariance.flatten(0, 2)[rows] + offset[:, :, None] * offset[:, None]
-    if config.anchor == "average":
-        anchor = average(position)
-    else:
+    parts = (*bank.centers(rows), mean, moments.flatten(1), position)
+    columns = torch.cat(parts, 1) * mass[:, None]
+    sums = columns.new_zeros(len(targets), columns.shape[1])
+    add_rows_(sums, group, columns)
+    sizes = [part.shape[1] for part in parts]
+    keys, values, mean, moments, anchor = (sums / total[:, None]).split_with_sizes(sizes, 1)
+    if config.anchor != "average":
         # The first component is time under M-RoPE and the index of the token under RoPE.
         newest_first = position[:, 0].argsort(descending=config.anchor == "recent", stable=True)
         place = torch.arange(len(rows), device=rows.device)
@@ -193,16 +190,11 @@ def _write_merged(bank: PaperBank, rows: Tensor, owner: Tensor, config: PaperCon
             0, group[newest_first], place, "amin"
         )
         anchor = position[newest_first[best]]
-    merged = {
-        "key_center": average(bank.key_center.flatten(0, 2)[rows]),
-        "value_center": average(bank.value_center.flatten(0, 2)[rows]),
-        "mean": mean,
-        "covariance": average(spread.flatten(1)).view(-1, 2, 2),
-        "position": anchor,
-    }
-    for name, new in merged.items():
-        held = getattr(bank, name).flatten(0, 2)
-        held[targets] = new.to(held.dtype)
+    spread = moments.view(-1, 2, 2) - mean[:, :, None] * mean[:, None]
+    bank.put_centers_(targets, keys.float(), values.float())
+    bank.mean.flatten(0, 2)[targets] = mean.float()
+    bank.covariance.flatten(0, 2)[targets] = spread.float()
+    bank.position.flatten(0, 2)[targets] = anchor
     last_step = bank.last_step.view(-1)
     last_step[targets] = torch.full_like(targets, -1).scatter_reduce_(
         0, group, last_step[rows], "amax"

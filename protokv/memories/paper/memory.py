@@ -15,10 +15,8 @@ from torch import Tensor
 from protokv.core.bank import BankRule, PrototypeBank
 from protokv.core.near import ExactTokens
 from protokv.core.prototypes import PrototypeMemory
-from protokv.core.rotary import Rotary, rotate
-from protokv.core.tensors import MemoryShape, Specs, StateTensors
+from protokv.core.rotary import rotate
 from protokv.memories.paper.bank import PaperBank
-from protokv.memories.paper.residuals import ResidualStats
 from protokv.memories.paper.rule import PaperPrototypeRule
 from protokv.memories.paper.settings import ContinuityConfig, PaperConfig
 from protokv.texts import JsonObject
@@ -31,22 +29,7 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
 
     rule = PaperPrototypeRule
 
-    def __init__(self, config: PaperConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        super().__init__(config, shape, rotary)
-        self._residuals: ResidualStats | None = None
-        if isinstance(self._rule, PaperPrototypeRule) and config.residual:
-            self._residuals = self._rule.residuals = ResidualStats(config, shape, config.prototypes)
-
-    @classmethod
-    def declare(cls, config: PaperConfig, shape: MemoryShape) -> Specs:
-        """Declare the tensors of every memory of this kind, and residual statistics."""
-        K = config.prototypes
-        residuals = ResidualStats.declare(config, shape, K) if config.residual and K else ()
-        return (*super().declare(config, shape), *residuals)
-
-    def parts(self) -> Sequence[StateTensors]:
-        """Return the holders of these."""
-        return super().parts() if self._residuals is None else (*super().parts(), self._residuals)
+    _rule: PaperPrototypeRule | None
 
     @classmethod
     def bank_type(cls, config: PaperConfig) -> type[PrototypeBank]:
@@ -57,19 +40,18 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
         self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor
     ) -> tuple[Tensor, ...]:
         """Run Algorithms 1 and 2."""
-        assert isinstance(rule, PaperPrototypeRule)
+        assert self._rule is not None
         (changed,) = super()._absorb(rule, leaving, step, numbers)
-        kept = rule.maintain_(lambda: self._far_tokens(self._near.newest()), step)
+        kept = self._rule.maintain_(lambda: self._far_tokens(self._near.newest()), step)
         return (torch.cat((changed, kept)),)
 
     def _write_rows(self, rows: Tensor, centers: Sequence[Tensor]) -> None:
         """Write the S pseudo-tokens of prototypes `rows` `[n]`."""
         S = self._config.pseudo_tokens
-        keys, values = (center[:, None].expand(-1, S, -1) for center in centers)
-        if self._residuals is not None:
-            key_modes, value_modes = self._residuals.modes(rows, S)
-            keys = keys + key_modes
-            values = values + value_modes
+        shown = torch.stack(tuple(centers))[:, :, None].expand(-1, -1, S, -1)
+        if self._rule is not None and self._rule.residuals is not None:
+            shown = shown + self._rule.residuals.modes(rows, S)
+        keys, values = shown
         cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
         keys = rotate(keys, cos[:, None], sin[:, None])
         slots = rows[:, None] * S + torch.arange(S, device=rows.device)
@@ -90,8 +72,8 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
         statistics hold.
         """
         found = super().report()
-        if self._residuals is not None:
-            layers = zip(found["layers"], self._residuals.report(), strict=True)
+        if self._rule is not None and self._rule.residuals is not None:
+            layers = zip(found["layers"], self._rule.residuals.report(), strict=True)
             found["layers"] = [bank | more for bank, more in layers]
         return found
 

@@ -13,16 +13,18 @@ so that equal sums are equal.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories.paper.settings import PaperConfig
 from protokv.texts import JsonObject
 
+# The names of keys come before those of values.
 _COUNTS = ("residual.key_counts", "residual.value_counts")
+_CODEBOOKS = ("codebook.keys", "codebook.values")
 _WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")
 
 # Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
@@ -36,31 +38,21 @@ value.
 """
 
 
-class ResidualSettings(Protocol):
-    """The settings that residual statistics read; `PaperConfig` has them."""
-
-    @property
-    def subquantizers(self) -> int:
-        """G, parts of a vector."""
-
-    @property
-    def codewords(self) -> int:
-        """C, codewords of a part."""
-
-    @property
-    def warmup_residuals(self) -> int:
-        """R, residuals that codebooks are fitted to."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of these fits."""
-
-
 class ResidualStats(StateTensors):
-    """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
+    """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`. What has an
+    axis of two holds that of keys and that of values.
+    """
 
-    def __init__(self, config: ResidualSettings, shape: MemoryShape, prototypes: int) -> None:
+    # residuals that wait for the codebooks, `[2, L * H, R, D]`, their prototypes `[L * H, R]`, and
+    # how many came, `[L * H]`; None: all heads are fitted
+    _reservoir: tuple[Tensor, Tensor, Tensor] | None
+
+    def __init__(self, config: PaperConfig, shape: MemoryShape, prototypes: int) -> None:
         G = config.subquantizers
+        C = config.codewords
+        R = config.warmup_residuals
+        L = shape.layers
+        H = shape.kv_heads
         D = shape.head_size
         if D % G:
             raise ConfigError(
@@ -68,21 +60,21 @@ class ResidualStats(StateTensors):
                 hint="choose a divisor of the head size, or turn residual off",
             )
         self._config = config
-        self._size = (shape.layers, shape.kv_heads, prototypes, D)
-        state = {
-            spec.name: spec.allocate(shape.device)
-            for spec in self.declare(config, shape, prototypes)
-        }
-        self.counts = {name: state[name] for name in _COUNTS}
-        self.updates = state["residual.updates"]
-        self.fitted = state["codebook.fitted"]
-        self.key_codebook = state["codebook.keys"]
-        self.value_codebook = state["codebook.values"]
-        self._warmup = {name: state[name] for name in _WARMUP}
-        self._warmup["warmup.count"].zero_()
+        self._size = (L, H, prototypes, D)
+        i32 = torch.int32
+        i64 = torch.int64
+        self.counts = torch.zeros(2, L, H, prototypes, G, C, dtype=i32, device=shape.device)
+        self.updates = torch.zeros(L, H, prototypes, dtype=i32, device=shape.device)
+        self.codebooks = torch.zeros(2, L, H, G, C, D // G, device=shape.device)
+        self.fitted = torch.zeros(L, H, dtype=torch.bool, device=shape.device)
+        self._reservoir = (
+            torch.zeros(2, L * H, R, D, device=shape.device),
+            torch.full((L * H, R), -1, dtype=i64, device=shape.device),
+            torch.zeros(L * H, dtype=i64, device=shape.device),
+        )
 
     @staticmethod
-    def declare(config: ResidualSettings, shape: MemoryShape, prototypes: int) -> Specs:
+    def declare(config: PaperConfig, shape: MemoryShape, prototypes: int) -> Specs:
         """Declare the statistics of K prototypes. The reservoir is gone once all heads are
         fitted.
         """
@@ -128,85 +120,79 @@ class ResidualStats(StateTensors):
             ),
         )
 
-    def record_(self, keys: Tensor, values: Tensor, prototype: Tensor) -> Tensor:
+    def record_(self, residuals: Tensor, prototype: Tensor) -> Tensor:
         """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were
         fitted by it.
 
-        Keys and values `[B, T, D]` float32 are against the centre after the update; `prototype`
-        `[B, T]` int64 absorbed the token, -1 where the token is a prototype by itself.
+        Residuals `[2, B, T, D]` float32 are against the centre after the update; `prototype` `[B,
+        T]` int64 absorbed the token, -1 where the token is a prototype by itself.
         """
         K = self._size[2]
         valid = prototype >= 0
         rows = torch.arange(len(valid), device=valid.device)[:, None] * K + prototype.clamp(min=0)
         self.updates.view(-1).index_add_(0, rows.view(-1), valid.int().view(-1))
         ready = rows.new_empty(0)
-        if self._warmup:
+        if self._reservoir is not None:
             # Residuals of heads that are not fitted go into their reservoirs.
-            count = self._warmup["warmup.count"].view(-1)
+            waiting, owner, count = self._reservoir
             most = self._config.warmup_residuals
             place = count[:, None] + valid.cumsum(1) - 1
             waits = valid & ~self.fitted.view(-1, 1) & (place < most)
             head, token = waits.nonzero(as_tuple=True)
-            for name, given in zip(_WARMUP[:3], (keys, values, prototype), strict=True):
-                self._warmup[name].flatten(0, 1)[head, place[head, token]] = given[head, token]
+            free = place[head, token]
+            waiting[:, head, free] = residuals[:, head, token]
+            owner[head, free] = prototype[head, token]
             count += waits.sum(1)
             valid = valid & ~waits
             ready = ((count == most) & ~self.fitted.view(-1)).nonzero().squeeze(1)
-            self._fit(ready)
-        self._count(keys, values, prototype, valid)
+            self._fit(ready, waiting, owner)
+        self._count(residuals, prototype, valid)
         return ready
 
-    def _fit(self, heads: Tensor) -> None:
+    def _fit(self, heads: Tensor, waiting: Tensor, owner: Tensor) -> None:
         """Fit the codebooks of `heads` `[n]`, and count what waited for them."""
-        config = self._config
-        keys, values, owner = (self._warmup[name].flatten(0, 1) for name in _WARMUP[:3])
+        codebooks = self.codebooks.flatten(1, 2)
         # One head at a time: a codebook does not depend on which heads are ready together.
         for head in heads.tolist():
-            for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
-                codebook.flatten(0, 1)[head] = fit_codebook(
-                    samples[head], config.subquantizers, config.codewords
+            for kind, samples in enumerate(waiting[:, head]):
+                codebooks[kind, head] = fit_codebook(
+                    samples, self._config.subquantizers, self._config.codewords
                 )
         self.fitted.view(-1)[heads] = True
-        waiting = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True) & (
-            owner >= 0
-        )
-        self._count(keys, values, owner, waiting)
+        ready = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True)
+        self._count(waiting, owner, ready & (owner >= 0))
         # Counts are not kept, so that the state does not depend on how long other heads
         # take.
-        for tensor, empty in ((keys, 0.0), (values, 0.0), (owner, -1)):
-            tensor[heads] = empty
+        waiting[:, heads] = 0.0
+        owner[heads] = -1
         if self.fitted.all():
-            self._warmup = {}
+            self._reservoir = None
 
-    def _count(self, keys: Tensor, values: Tensor, prototype: Tensor, valid: Tensor) -> None:
-        """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is
+    def _count(self, residuals: Tensor, prototype: Tensor, valid: Tensor) -> None:
+        """Count residuals `[2, B, n, D]` of prototypes `[B, n]` where `valid` and the head is
         fitted.
         """
         K = self._size[2]
         G = self._config.subquantizers
         C = self._config.codewords
-        counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
-        codes = [
-            _encode_residuals(codebook.flatten(0, 1), residuals)
-            for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
-        ]
-        head = torch.arange(len(prototype), device=prototype.device)[:, None]
-        start = (head * K + prototype.clamp(min=0))[..., None] * G + torch.arange(
-            G, device=head.device
-        )
-        for counts, code in zip(self.counts.values(), codes, strict=True):
-            flat = (start * C + code).view(-1)
-            counts.view(-1).index_add_(0, flat, counted.expand(-1, -1, G).reshape(-1))
+        B, n = prototype.shape
+        counted = (valid & self.fitted.view(-1, 1)).int()[..., None].expand(-1, -1, G).flatten()
+        codes = _encode_residuals(self.codebooks.flatten(0, 2), residuals.flatten(0, 1))
+        head = torch.arange(B, device=prototype.device)[:, None]
+        part = torch.arange(G, device=prototype.device)
+        start = (head * K + prototype.clamp(min=0))[..., None] * G + part
+        for counts, code in zip(self.counts, codes.view(2, B, n, G), strict=True):
+            counts.view(-1).index_add_(0, (start * C + code).view(-1), counted)
 
     def freed_(self, rows: Tensor) -> None:
         """Forget `rows`; residuals that wait for them serve the codebooks only."""
-        for tensor in (*self.counts.values(), self.updates):
+        for tensor in (*self.counts, self.updates):
             tensor.flatten(0, 2)[rows] = 0
         self._rename_owners(rows, torch.full_like(rows, -1))
 
     def merged_(self, into: Tensor, gone: Tensor) -> None:
         """Add the statistics of prototypes `gone` to those of prototypes `into`."""
-        for tensor in (*self.counts.values(), self.updates):
+        for tensor in (*self.counts, self.updates):
             flat = tensor.flatten(0, 2)
             flat.index_add_(0, into, flat[gone])
             flat[gone] = 0
@@ -216,48 +202,47 @@ class ResidualStats(StateTensors):
         """Give residuals that wait for prototypes `rows` `[n]` to `prototypes` `[n]` of the same
         head.
         """
-        if not self._warmup:
+        if self._reservoir is None:
             return
         K = self._size[2]
-        owner = self._warmup["warmup.owner"].flatten(0, 1)
+        _, owner, _ = self._reservoir
         names = torch.arange(K, device=owner.device).repeat(len(owner))
         names[rows] = prototypes
         owner.copy_(torch.where(owner >= 0, names.view(-1, K).gather(1, owner.clamp(min=0)), owner))
 
-    def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
-        """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[n,
-        S, D]` float32 each.
+    def modes(self, rows: Tensor, modes: int) -> Tensor:
+        """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[2,
+        n, S, D]` float32.
 
         They are paired by rank; zeros where a prototype has no residuals, or its head no codebooks
         yet.
         """
-        K = self._size[2]
-        heads = rows // K
-        held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self.counts.values()]
-        codes = [find_likeliest_codes(counts, modes) for counts in held]
+        heads = rows // self._size[2]
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
-        keys, values = (
-            _decode_residuals(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
-            for codebook, code in zip((self.key_codebook, self.value_codebook), codes, strict=True)
-        )
-        return keys, values
+        part = torch.arange(self._config.subquantizers, device=rows.device)
+        decoded = []
+        for counts, codebooks in zip(self.counts, self.codebooks, strict=True):
+            codes = find_likeliest_codes(counts.flatten(0, 2)[rows], modes)
+            found = codebooks.flatten(0, 1)[heads[:, None, None], part, codes].flatten(2)
+            decoded.append(found.mul_(known[:, None, None]))
+        return torch.stack(decoded)
 
     def report(self) -> list[JsonObject]:
         """Return for each layer: residual updates held, how far the codebooks are, and the entropy
         of their usage.
         """
         R = self._config.warmup_residuals
-        count = (
-            self._warmup["warmup.count"]
-            if self._warmup
-            else torch.full_like(self.fitted, R, dtype=torch.int64)
+        came = (
+            torch.full_like(self.fitted, R, dtype=torch.int64)
+            if self._reservoir is None
+            else self._reservoir[2].view_as(self.fitted)
         )
-        keys, values = (counts.sum(2) for counts in self.counts.values())
+        keys, values = self.counts.sum(3)
         return [
             {
                 "residual_updates": int(self.updates[layer].sum()),
                 "codebooks": "fitted" if bool(fitted.all()) else "warming up",
-                "warmup_residuals": int(count[layer].min()),
+                "warmup_residuals": int(came[layer].min()),
                 "warmup_target": R,
                 "key_usage_entropy_bits": _entropy(keys[layer]),
                 "value_usage_entropy_bits": _entropy(values[layer]),
@@ -269,39 +254,37 @@ class ResidualStats(StateTensors):
         """Return its part of the state. The `warmup.*` tensors are gone once all heads are
         fitted.
         """
-        return {
-            **self.counts,
-            "residual.updates": self.updates,
-            "codebook.keys": self.key_codebook,
-            "codebook.values": self.value_codebook,
-            "codebook.fitted": self.fitted,
-        } | self._warmup
+        found = dict(zip(_COUNTS, self.counts, strict=True))
+        found["residual.updates"] = self.updates
+        found |= zip(_CODEBOOKS, self.codebooks, strict=True)
+        found["codebook.fitted"] = self.fitted
+        if self._reservoir is not None:
+            waiting, *rest = self._reservoir
+            heads = self.fitted.shape
+            found |= {
+                name: held.unflatten(0, heads)
+                for name, held in zip(_WARMUP, (*waiting, *rest), strict=True)
+            }
+        return found
 
     def take(self, tensors: Tensors) -> None:
         """Take the statistics of a state; a reservoir that no head waits for is left out."""
-        fitted = bool(tensors["codebook.fitted"].all())
-        device = self.updates.device
-        missing = [name for name in _WARMUP if name not in tensors]
-        if missing and not (fitted and len(missing) == len(_WARMUP)):
-            raise StateCorrupt(
-                f"state: tensor {missing[0]} is missing while heads wait for their codebooks"
-            )
-        if not missing:
-            R, K, owner, count = (
-                self._config.warmup_residuals,
-                self._size[2],
-                *(tensors[name] for name in _WARMUP[2:]),
-            )
+        if tensors["codebook.fitted"].all():
+            self._reservoir = None
+        else:
+            R = self._config.warmup_residuals
+            K = self._size[2]
+            missing = [name for name in _WARMUP if name not in tensors]
+            if missing:
+                raise StateCorrupt(
+                    f"state: tensor {missing[0]} is missing while heads wait for their codebooks"
+                )
+            owner, count = (tensors[name] for name in _WARMUP[2:])
             if ((owner < -1) | (owner >= K)).any() or ((count < 0) | (count > R)).any():
                 raise StateCorrupt(
                     f"state: warmup.owner and warmup.count lead beyond {K} prototypes or {R} places"
                 )
-        self._warmup = (
-            {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
-        )
-        for name, tensor in self.live_tensors().items():
-            if name not in _WARMUP:
-                tensor.copy_(tensors[name])
+        super().take(tensors)
 
 
 def _entropy(used: Tensor) -> float:
@@ -369,14 +352,6 @@ def _encode_residuals(codebook: Tensor, vectors: Tensor) -> Tensor:
     words = codebook.reshape(B * G, C, d)
     distance = torch.baddbmm(words.square().sum(2)[:, None], parts, words.transpose(1, 2), alpha=-2)
     return distance.argmin(2).view(B, G, -1).transpose(1, 2)
-
-
-def _decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
-    """Return vectors `[n, S, D]` of codes `[n, S, G]` under the codebooks `[B, G, C, D / G]` of
-    `heads` `[n]`.
-    """
-    part = torch.arange(codebook.shape[1], device=codes.device)
-    return codebook[heads[:, None, None], part, codes].flatten(2)
 
 
 def find_likeliest_codes(counts: Tensor, modes: int) -> Tensor:

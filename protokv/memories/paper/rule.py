@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import BankRule, FarTokens, PrototypeBank
-from protokv.core.tensors import MemoryShape, TensorGroups, Tensors
+from protokv.core.tensors import MemoryShape, Specs, TensorDict, TensorGroups, Tensors
 from protokv.memories.paper.assignment import assign_tokens_
 from protokv.memories.paper.bank import PaperBank, leave_out_uncounted
 from protokv.memories.paper.maintenance import decay_masses_, merge_close_, recycle_
@@ -22,10 +22,14 @@ from protokv.memories.paper.settings import PaperConfig
 
 
 class PaperPrototypeRule(BankRule[PaperConfig]):
-    """The paper's rule over one bank. It has no state but the bank."""
+    """The paper's rule over one bank, and the statistics that are kept of what centres average
+    away.
+    """
 
-    # the statistics that are kept of what centres average away; None: none
-    residuals: ResidualStats | None = None
+    @classmethod
+    def declare(cls, config: PaperConfig, shape: MemoryShape) -> Specs:
+        """Declare residual statistics, if there are any."""
+        return ResidualStats.declare(config, shape, config.prototypes) if config.residual else ()
 
     def __init__(self, bank: PrototypeBank, config: PaperConfig, shape: MemoryShape) -> None:
         assert isinstance(bank, PaperBank)
@@ -35,10 +39,19 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         # Prototypes `[L * H, K]` that moved since the last search for close ones. Not state: all
         # True is safe.
         self._moved = torch.ones_like(bank.mass, dtype=torch.bool).flatten(0, 1)
+        self.residuals = (
+            ResidualStats(config, shape, config.prototypes) if config.residual else None
+        )
+
+    def live_tensors(self) -> TensorDict:
+        """Return the statistics."""
+        return {} if self.residuals is None else self.residuals.live_tensors()
 
     def take(self, tensors: Tensors) -> None:
-        """Assume that every prototype of the loaded bank moved."""
+        """Take the statistics. Assume that every prototype of the loaded bank moved."""
         self._moved.fill_(True)
+        if self.residuals is not None:
+            self.residuals.take(tensors)
 
     def buffers(self) -> TensorGroups:
         """Return which prototypes moved."""
@@ -52,11 +65,11 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         return (self._bank.take_touched_(),)
 
     def _assign_(self, tokens: FarTokens, step: int) -> None:
-        rows, *residuals = assign_tokens_(self._bank, tokens, step, self._config)
+        rows, residuals, prototypes = assign_tokens_(self._bank, tokens, step, self._config)
         self._moved.view(-1)[rows] = True
         if self.residuals is not None:
             K = self._moved.shape[1]
-            fitted = self.residuals.record_(*residuals)
+            fitted = self.residuals.record_(residuals, prototypes)
             self._bank.touch_(
                 (fitted[:, None] * K + torch.arange(K, device=fitted.device)).view(-1)
             )
