@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from protokv.device.runs import Capture
 
@@ -92,54 +92,18 @@ class Mode(TorchDispatchMode):
 
 
 class Recording(Mode):
-    """Records operations, to replay them and to compare them with those of another run.
+    """Records operations, to replay them."""
 
-    Attributes:
-        operations: name, scalars, shapes and strides; a tensor is named by the operation that made
-            its memory, or by its place among `addresses`. None are kept unless they are `compared`.
-        addresses: of the memory that was there before.
-    """
-
-    def __init__(self, *, compared: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._compared = compared
-        self.operations: list[Any] = []
-        self.addresses: list[int] = []
         self._calls: list[tuple[Any, Any, Any, Any]] = []
-        self._owners: dict[int, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._compared:
-            result = func(*args, **kwargs)
-            self._calls.append((func, args, kwargs, result))
-            return result
-        form = tree_map(self._form, (str(func), args, kwargs))
         result = func(*args, **kwargs)
         # What is made is kept, so that no address means two tensors.
         self._calls.append((func, args, kwargs, result))
-        for place, one in enumerate(tree_leaves(result)):
-            if isinstance(one, torch.Tensor):
-                self._owners.setdefault(
-                    one.untyped_storage().data_ptr(), f"made by {len(self.operations)}, {place}"
-                )
-        self.operations.append((form, tree_map(self._form, result)))
         return result
-
-    def _form(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        storage = value.untyped_storage().data_ptr()
-        if storage not in self._owners:
-            self._owners[storage] = f"held {len(self.addresses)}"
-            self.addresses.append(storage)
-        return (
-            self._owners[storage],
-            value.dtype,
-            tuple(value.shape),
-            value.stride(),
-            value.storage_offset(),
-        )
 
     @cached_property
     def _runs(self) -> list[tuple[Any, Any, Any, list[Any]]]:
@@ -183,7 +147,7 @@ class RecordedCapture(Capture):
 
     def begin(self) -> Any:
         self.is_run = True
-        return Recording(compared=False).__enter__()
+        return Recording().__enter__()
 
     def end(self, begun: Any) -> Callable[[], None]:
         begun.__exit__(None, None, None)

@@ -219,12 +219,3 @@ def test_precise_angles_are_the_model_s_at_small_positions(
     # The model rounds its rate and its angle to float32; no pair turns by more than one a position.
     for one, other in zip(mine, theirs, strict=True):
         check_near(one, other, 2, position + math.pi)
-
-
-@given(st.integers(0, 2**32), st.integers(0, 4000))
-def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) -> None:
-    bare = torch.randn(5, 8, generator=torch.Generator().manual_seed(there))
-    one, other = (torch.full((5, 1), position) for position in (here, there))
-    turned = rerotate(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
-    expected = rotate(bare, *PRECISE[1](other))
-    check_near(turned, expected, 2 * TURNED, math.sqrt(2) * float(bare.abs().max()))

@@ -226,19 +226,3 @@ def test_a_decoding_step_waits_for_its_token_alone(
         )
         assert operations.total() <= most
     assert len({operations.total() for operations, _ in steps}) == 1
-
-
-@pytest.mark.parametrize(("budget", "layers"), [(1000, 3), *slow((24_000, 28))])
-def test_a_decoding_step_of_a_7b_model_needs_no_data(
-    budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FakeTensorMode(), Counting() as counting:
-        session = filled(StubBackbone(layers=layers), "sliding-window", budget, budget // 196 + 2)
-        spy = Spy(counting)
-        monkeypatch.setattr(TokenSampler, "fetch", spy)
-        # Not to the end: how many tokens were visible is asked once an answer.
-        pieces = session.stream("what?", Decoding(6))
-        for _ in range(5):
-            next(pieces)
-    most = at(layers, DECODING_OPERATIONS["stream"])
-    assert max(operations.total() for operations, _ in spy.steps[2:]) <= most

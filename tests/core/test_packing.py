@@ -5,12 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core.build import build_memory, restore_memory
 from protokv.core.packing import check_tensor_shapes, restore_unused_slots, trim_unused_slots
-from protokv.core.tensors import TensorSpec, count_bytes
+from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories import MEMORIES, MemoryConfig
-from tests.core.streams import World, feed, same, shape_of
 
 SPECS = (
     TensorSpec("a.x", ("layer", "prototype", "feature"), (2, 7, 3), torch.float32, ""),
@@ -46,23 +43,6 @@ def test_what_is_unpacked_is_what_was_packed_bit_for_bit(
     for name, tensor in tensors.items():
         assert tensor.shape == again[name].shape
         assert tensor.view(torch.uint8).tolist() == again[name].view(torch.uint8).tolist()
-
-
-@pytest.mark.parametrize("name", MEMORIES)
-@pytest.mark.parametrize(
-    "lengths", [[], [3], [3, 1, 7, 2], [5] * 12], ids=["nothing", "a step", "some", "more"]
-)
-def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int]) -> None:
-    shape = shape_of(heads=2, components=3)
-    config = MemoryConfig.of(name, budget=29)
-    world = World(shape, 0)
-    memory = build_memory(config, shape, world.rotary)
-    feed(memory, world, lengths)
-    whole = memory.tensors()
-    packed = trim_unused_slots(whole, memory.specs())
-    assert count_bytes(*packed.values()) <= count_bytes(*whole.values())
-    assert trim_unused_slots(packed, memory.specs()).keys() == packed.keys()
-    assert same(restore_memory(config, shape, world.rotary, packed, len(lengths)).tensors(), whole)
 
 
 @pytest.mark.parametrize(

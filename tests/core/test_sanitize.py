@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protokv.core.build import build_memory
 from protokv.core.context import SlotContext
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
-from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
+from protokv.memories import MEMORIES, MemoryConfig
 from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
 
 BUDGET = 29
@@ -101,17 +99,3 @@ def test_the_bank_is_what_it_would_be_without_the_dropped_tokens() -> None:
     assert int(ours["sanitize.dropped"]) == 12
     names = [name for name in ours if name.startswith(("bank.", "residual.", "codebook."))]
     assert all(torch.equal(ours[name], theirs[name]) for name in names)
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=1, max_size=30),
-    st.integers(0, 99),
-)
-def test_durable_keeps_its_promises_whatever_is_dropped(bad: list[list[int]], seed: int) -> None:
-    world = World(shape_of(layers=1, heads=2, size=8), seed)
-    config = DurableConfig(budget=24)
-    memory = build_memory(config, world.shape, world.rotary)
-    memory.start(*world.sink())
-    stream(memory, world, len(bad), dict(enumerate(bad)))
-    assert memory.report()["tokens_dropped"] == sum(map(len, bad))
-    build_memory(config, world.shape, world.rotary).load(copy_of(memory))

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
@@ -56,23 +55,16 @@ H2OConfig.memory = H2O
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LotteryConfig(KVCompressionConfig):
-    """A reservoir: each token draws a number by its position when it comes; the greatest stay."""
+class LongestConfig(KVCompressionConfig):
+    """Keeps the tokens whose values are longest."""
 
-    name: ClassVar[str] = "lottery"
+    name: ClassVar[str] = "longest-values"
 
 
-class Lottery(ScoredMemory[LotteryConfig]):
+class Longest(ScoredMemory):
     def score(self, held: HeldTokens) -> Tensor:
-        return draw(held.positions.sum(-1) * 4099 + held.steps, self._config.seed)
+        norms: Tensor = held.values.norm(dim=-1)
+        return norms
 
 
-def draw(place: Tensor, seed: int) -> Tensor:
-    """A number in [0, 1) for each place, the same whenever it is asked for."""
-    mixed = (place + seed) * 0x9E3779B1 % 2**32
-    for shift in (15, 13, 16):
-        mixed = (mixed ^ (mixed >> shift)) * 0x85EBCA6B % 2**32
-    return mixed.to(torch.float32) / 2**32
-
-
-LotteryConfig.memory = Lottery
+LongestConfig.memory = Longest

@@ -86,19 +86,6 @@ def test_a_step_on_another_grid_is_whole_and_starts_a_group() -> None:
     assert kept == [8, 4, 8, 4, 4, 4, 8]
 
 
-def test_the_features_that_are_kept_are_those_of_one_step() -> None:
-    memory, world = built(DyCokeConfig(budget=20), shape_of())
-    memory.start(*world.sink())
-    sizes = []
-    for frame in video(0, 12, 12):
-        # In any memory layout.
-        memory.select(frame.T.contiguous().T, (3, 4))
-        assert memory.tensors()["merge.reference"].is_contiguous()
-        sizes.append(memory.nbytes())
-    assert sizes[0]["merge"] == 12 * 6 * 4 + 3 * 8
-    assert all(size == sizes[0] for size in sizes)
-
-
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3, 4, 5], [1, 4], [5]])
 def test_a_thinned_step_keeps_its_text_and_the_rows_that_go_with_its_tokens(
     kept: list[int],

@@ -34,17 +34,6 @@ def after(
     )
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in SUPPORTED if name not in ("last-frames", "dycoke")]
-)
-def test_before_evictions_reading_afresh_equals_reading_the_keys(tiny: Backbone, name: str) -> None:
-    session = after(tiny, 4, name, budget=400)
-    plain, afresh = (
-        s.prefill(QUESTION) for s in (session, after(tiny, 4, name, budget=400, recent_frames=4))
-    )
-    check_logits(session, afresh, plain)
-
-
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava_onevision"])
 def test_any_kind_of_positions_reads_its_steps_afresh(
     family: str, tmp_path_factory: pytest.TempPathFactory

@@ -230,13 +230,3 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
     keys, _, _ = shown_to(context, 1, question(shape, 2, 0)[1])
     assert keys.shape[1] == SINK
     assert context.next_position == SINK
-
-
-def test_the_bytes_of_the_archive_are_those_of_its_tokens() -> None:
-    shape = shape_of(layers=2, heads=3, size=16, components=3, dtype=torch.bfloat16)
-    memory, world = built(shape, budget=8)
-    feed(memory, world, [7] * 40)
-    sizes = memory.nbytes()
-    assert sizes["archive"] == 7 * 40 * (2 * 2 * 3 * 16 * 2 + 3 * 8)
-    assert sizes["block_keys"] >= 40 * 2 * 3 * 16 * 4
-    assert not memory.bounded

@@ -1,4 +1,4 @@
-"""A score sees positions, steps, queries and attention: SnapKV, H2O and a reservoir are rules of a
+"""A score sees positions, steps, queries and attention: SnapKV and H2O are rules of a
 few lines.
 """
 
@@ -22,11 +22,11 @@ from protokv.testing.memories import build
 from protokv.texts import Keywords
 from tests.conftest import random_frames, watched
 from tests.core.streams import World, feed, shape_of
-from tests.memories.rules import H2O, H2OConfig, LotteryConfig, SnapKVConfig, draw
+from tests.memories.rules import H2O, H2OConfig, LongestConfig, SnapKVConfig
 
 
 class TestRules(MemoryTests):
-    configs = (SnapKVConfig(budget=29), H2OConfig(budget=29), LotteryConfig(budget=29))
+    configs = (SnapKVConfig(budget=29), H2OConfig(budget=29), LongestConfig(budget=29))
 
 
 def attended_to(memory: H2O, step: StepKV, sink: Tensor) -> Tensor:
@@ -85,23 +85,6 @@ def test_a_heavy_hitter_and_what_the_newest_step_looks_at_stay() -> None:
         assert torch.equal(held["kept.keys"][0, 0, :1], wanted[0, 0])
 
 
-@given(st.integers(0, 2**31), st.integers(2, 6))
-def test_a_reservoir_keeps_the_greatest_numbers_of_all_that_came(seed: int, tokens: int) -> None:
-    world = World(shape_of(), 0)
-    memory = build_memory(LotteryConfig(budget=20, seed=seed), world.shape, world.rotary)
-    steps = feed(memory, world, [tokens] * 12)
-    held = memory.tensors()
-    far = int(held["kept.count"][0])
-    kept = held["kept.positions"][0, 0, :far, 0]
-    newest = int(held["kept.step"][0, 0, :far].max())
-    places = torch.cat([step.positions[:, 0] * 4099 + step.step for step in steps[:newest]])
-    numbers = draw(places, seed)
-    older = held["kept.step"][0, 0, :far] < newest
-    kept_numbers = draw(kept[older] * 4099 + held["kept.step"][0, 0, :far][older], seed)
-    assert len(kept_numbers)
-    assert torch.equal(kept_numbers.sort().values, numbers.sort().values[-len(kept_numbers) :])
-
-
 @pytest.mark.parametrize("positions", ["stream", "compact"])
 @torch.inference_mode()
 def test_a_session_brings_the_queries_of_each_step_and_a_state_their_sum(
@@ -156,5 +139,5 @@ def test_a_step_without_its_queries_and_a_cache_are_refused(tiny: Backbone) -> N
     model: object = getattr(tiny, "_model", None)
     with pytest.raises(ConfigError, match="reads more than keys and values"):
         protokv.Cache(model, memory=H2OConfig(budget=20))
-    config: MemoryConfig = LotteryConfig(budget=20)
+    config: MemoryConfig = LongestConfig(budget=20)
     assert watched(tiny, config, range(3)).clock.steps == 3

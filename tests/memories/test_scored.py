@@ -1,39 +1,20 @@
 """A memory of one's own: a name and a score, kept and saved like those of the package."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
 import protokv
 from protokv.errors import ConfigError, StateMismatch
-from protokv.memories import MEMORIES, HeldTokens, KVCompressionConfig, MemoryConfig, ScoredMemory
+from protokv.memories import MEMORIES, MemoryConfig
 from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.core.streams import same
+from tests.memories import rules
+from tests.memories.rules import LongestConfig
 from tests.mock_backbone import MockBackbone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongestConfig(KVCompressionConfig):
-    """Keeps the tokens whose values are longest."""
-
-    name: ClassVar[str] = "longest-values"
-
-
-class Longest(ScoredMemory):
-    """At most `budget` tokens."""
-
-    def score(self, held: HeldTokens) -> Tensor:
-        norms: Tensor = held.values.norm(dim=-1)
-        return norms
-
-
-LongestConfig.memory = Longest
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +25,7 @@ def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.inference_mode()
 def test_the_newest_step_and_the_best_of_the_others_stay(tmp_path: Path) -> None:
     backbone = MockBackbone()
-    session = Session.start(backbone, MemoryConfig.of(f"{__name__}:LongestConfig", budget=20))
+    session = Session.start(backbone, MemoryConfig.of(f"{rules.__name__}:LongestConfig", budget=20))
     norms: list[float] = []
     for seed in range(12):
         images = random_frames(seed, backbone.frames_per_step)
@@ -67,7 +48,7 @@ def test_a_state_names_no_code_to_run_and_its_reader_does(
 ) -> None:
     backbone = MockBackbone()
     path = tmp_path / "state.safetensors"
-    place = f"{__name__}:LongestConfig"
+    place = f"{rules.__name__}:LongestConfig"
     protokv.save(Session.start(backbone, MemoryConfig.of(place, budget=20)), path)
     monkeypatch.setattr(
         MEMORIES, "_entries", {name: MEMORIES._entries[name] for name in ("durable", "full")}
@@ -81,7 +62,7 @@ def test_a_state_names_no_code_to_run_and_its_reader_does(
 
 
 @pytest.mark.parametrize(
-    "place", ["nowhere:Rule", f"{__name__}:Nothing", f"{__name__}:Longest", ":", "os:"]
+    "place", ["nowhere:Rule", f"{rules.__name__}:Nothing", f"{rules.__name__}:Longest", ":", "os:"]
 )
 def test_a_place_without_settings_of_a_memory_is_refused(place: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"memory {place}: ")):

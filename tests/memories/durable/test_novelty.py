@@ -50,27 +50,6 @@ def test_where_nothing_comes_again_the_newest_tokens_stay_exact_and_elsewhere_re
     assert exact[0, 0].sum() >= 20 > exact[0, 1].sum()
 
 
-def test_first_tokens_stay_exact_until_the_present_needs_their_room_if_nothing_comes_again() -> (
-    None
-):
-    draw = torch.Generator().manual_seed(3)
-    new = torch.randn(250, 1, 8, 64, generator=draw)
-    still = torch.randn(1, 1, 8, 64, generator=draw)
-    steps = [torch.cat((one, still[0] + 0.01 * one)) for one in new]
-
-    def exact(count: int, since: int, before: int) -> list[int]:
-        state = watched(steps[:count], 240).tensors()
-        place = state["bank.position"][..., 0]
-        return ((state["bank.mass"] == 1) & (place >= since) & (place < before)).sum(2)[0].tolist()
-
-    # Of 180 prototypes up to 90 are for whole steps at the beginning, and 60 for the present.
-    first, still_first = exact(90, 0, 80)
-    assert first == 80 > still_first
-    assert exact(90, 90, 540)[0] < 30
-    # An eighth of the stream leaves no room for the first tokens.
-    assert exact(250, 0, 80)[0] < 10
-
-
 @pytest.mark.parametrize(("name", "count"), [("seen", 0), ("repeated", -1), ("repeated", 10**6)])
 def test_counts_that_no_stream_leaves_are_refused(name: str, count: int) -> None:
     memory = watched(list(torch.randn(3, 2, 7, 8)))

@@ -129,14 +129,3 @@ def test_attention_reads_what_the_bank_holds_after_every_step(
             assert context.positions is not None
             assert torch.equal(context.positions()[:, :, begin:end], held["position"].long())
             begin = end
-
-
-def test_a_saved_prototype_takes_less_than_a_third_of_the_bytes() -> None:
-    sizes = {}
-    for bits in (8, 32):
-        memories = [
-            memory_of(budget, 128, center_bits=bits, split=(0, 1))[0] for budget in (40, 120)
-        ]
-        few, many = (memory.most_bytes or 0 for memory in memories)
-        sizes[bits] = many - few
-    assert 0 < sizes[8] * 3 < sizes[32]

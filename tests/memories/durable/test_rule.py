@@ -10,10 +10,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protokv.core.attention import attend
 from protokv.core.bank import FarTokens
@@ -24,11 +23,8 @@ from protokv.device import arrays
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.memory import DurableMemory
-from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from protokv.memories.durable.rule import DurableRule
-from tests.conftest import slow
 from tests.core.streams import World, copy_of, feed, same, shape_of, slots_of, small_durable
-from tests.counting import Counting
 from tests.oracles.durable import Point, Protection, Step, cluster, fold, weigh
 from tests.oracles.invariants import check_bank
 from tests.oracles.quantized import round_center
@@ -140,6 +136,7 @@ class Watched(DurableRule):
     bad=st.integers(0, 5),
     device=st.booleans(),
     rounds=st.booleans(),
+    deep=st.sampled_from([1, 12]),
 )
 def test_a_step_equals_the_step_written_out(
     budget: int,
@@ -156,6 +153,7 @@ def test_a_step_equals_the_step_written_out(
     bad: int,
     device: bool,
     rounds: bool,
+    deep: int,
 ) -> None:
     shape = shape_of(layers=1, heads=heads, size=size, components=components)
     world = World(shape, seed, noise=0.5, things=things, still=still)
@@ -163,7 +161,7 @@ def test_a_step_equals_the_step_written_out(
         # Small banks stand for large ones.
         patch.setattr(rule, "WHOLE_BANK_PROTOTYPES", whole)
         patch.setattr(rule, "multiplies_bfloat16", lambda device: rounds)
-        patch.setattr(repeats, "DEEP_MODEL_LAYERS", 1)
+        patch.setattr(repeats, "DEEP_MODEL_LAYERS", deep)
         patch.setattr(DurableMemory, "rule", Watched)
         if device:
             # Only a CPU reads in numpy.
@@ -261,24 +259,6 @@ def test_how_much_is_done_at_once_changes_no_byte(
     assert same(whole, state())
 
 
-@settings(max_examples=8)
-@given(st.integers(0, 2**16), st.permutations(range(4)))
-def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
-    shape = shape_of(layers=1, heads=4, size=8)
-    world = World(shape, seed)
-    steps = [world.step(index, 5) for index in range(9)]
-    sink = world.sink()
-    states = []
-    for heads in (list(range(4)), order):
-        memory = DurableMemory(small_durable(30), shape, world.rotary)
-        memory.start(*sink)
-        for step in steps:
-            memory.append(replace(step, keys=step.keys[:, heads], values=step.values[:, heads]))
-        states.append(copy_of(memory))
-    for name in (name for name in states[0] if name.startswith("bank.")):
-        assert torch.equal(states[0][name][:, order], states[1][name])
-
-
 @pytest.mark.parametrize("budget", [24, 210])
 def test_what_is_distinct_stays_exact_however_much_is_redundant(budget: int) -> None:
     world = World(shape_of(layers=1, heads=2), seed=3, things=4, noise=0.1)
@@ -310,57 +290,6 @@ def test_centres_are_rounded_as_written_out() -> None:
     for row in range(1, 60):
         key, value = centers[row].split(12)
         assert torch.equal(found[row], torch.cat(round_center(key, value, int(mass[row])))), row
-
-
-@pytest.mark.parametrize(("bits", "most"), [(32, 133), (8, 160)])
-@pytest.mark.parametrize(("K", "layers"), [(750, 3), *slow((18_000, 28))])
-def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
-    bits: int, most: int, K: int, layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Only a CPU works through a bank in parts.
-    monkeypatch.setattr(rule, "_AT_ONCE", {})
-    monkeypatch.setattr(rule, "_MOST_AT_ONCE", 2**60)
-    # As a device has it.
-    monkeypatch.setattr(rule, "multiplies_bfloat16", lambda device: True)
-    # No near window weighs these tokens.
-    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 29)
-    # With no data behind the tensors, a wait would raise.
-    with FakeTensorMode(), torch.no_grad():
-        shape = shape_of(layers=layers, heads=4, size=128, components=3)
-        shape = replace(shape, dtype=torch.bfloat16)
-        config = small_durable(K, split=(0, 1), center_bits=bits)
-        slots = KVSlots(shape, far=K, near=0)
-        bank = QuantizedBank(shape, K, slots) if bits == 8 else DurableBank(shape, K)
-        merging = DurableRule(bank, config, shape)
-        # As in a deep model.
-        merging._drops = True
-        keys = torch.zeros(4 * layers, 196, 128)
-        where = torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.int64)
-        step = FarTokens(keys, keys, *where, torch.ones(196, dtype=torch.int64))
-        counts = []
-        told = torch.zeros(NOVELTY_NUMBERS, dtype=torch.float64)
-        with Counting() as counting:
-            for index in range(K // 196 + 4):
-                counting.operations.clear()
-                merging.absorb_(step, index, told)
-                counts.append(counting.operations.total())
-    assert not counting.waits
-    assert len(set(counts[-3:])) == 1
-    assert counts[-1] <= most, counting.operations
-
-
-@pytest.mark.parametrize("deep", [True, False])
-def test_a_deep_model_drops_strangers_and_a_shallow_one_averages_them(
-    deep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
-    world = World(shape_of(layers=1, heads=1, size=32), 1, things=400, noise=0.1)
-    memory = DurableMemory(small_durable(30, center_bits=32), world.shape, world.rotary)
-    feed(memory, world, [6] * 40)
-    mass = memory.tensors()["bank.mass"]
-    came = 6 * 40 - memory.report()["near_tokens_in_use"]
-    assert (mass > 0).all()
-    assert int(mass.sum()) < came / 2 if deep else int(mass.sum()) == came
 
 
 @pytest.mark.parametrize("words", [True, False])

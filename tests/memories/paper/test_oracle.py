@@ -19,19 +19,19 @@ from torch import Tensor
 
 from protokv.core.build import build_memory
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, TensorDict
+from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
 from protokv.memories.paper import assignment, maintenance
 from protokv.memories.paper import residuals as quantizer
 from protokv.memories.paper.bank import PaperBank
 from protokv.memories.paper.memory import PaperPrototypeMemory
 from protokv.texts import Keywords
-from tests.core.streams import World, feed, shape_of, slots_of, small_config
+from tests.core.streams import World, shape_of, slots_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype
 from tests.tolerance import check_near, tolerance
 
 # The numbers of a key, and the tokens of a stream, each of which may have moved a centre.
-TERMS = 16 + 30 * 7
+TERMS = 16 + 30 * 24
 # Costs are cosines and what is added to them.
 TIE = tolerance(torch.float32, TERMS)
 # A codeword is a mean of residuals: each of them is as far off as the centre that it was taken
@@ -79,7 +79,7 @@ def configs() -> st.SearchStrategy[PaperConfig]:
             "idle_steps": st.sampled_from([0, 1, 4, 30]),
             "spatial_weight": st.sampled_from([0.1, 0.0, 1.5]),
             "idle_weight": st.sampled_from([0.01, 0.0, 0.7]),
-            "key_rate": st.sampled_from([0.05, 0.3]),
+            "key_rate": st.sampled_from([0.05, 0.3, 0.9]),
             "value_rate": st.sampled_from([0.05, 0.3]),
             "spatial_rate": st.sampled_from([0.05, 0.3]),
             "anchor": st.sampled_from(["recent", "first", "average"]),
@@ -106,17 +106,45 @@ def configs() -> st.SearchStrategy[PaperConfig]:
         components=st.sampled_from([1, 3]),
     ),
     seed=st.integers(0, 2**16),
-    lengths=st.lists(st.integers(1, 7), min_size=8, max_size=20),
+    lengths=st.lists(st.integers(1, 7) | st.just(24), min_size=8, max_size=20),
+    things=st.sampled_from([2, 12]),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
+    block=st.sampled_from([200, 2**24]),
+)
+# a residual half-way between two codewords of the fit
+@example(
+    config=small_config(
+        budget=40,
+        split=(0, 1),
+        idle_steps=2,
+        merge=False,
+        key_rate=0.9,
+        spatial_rate=0.45,
+    ),
+    shape=shape_of(layers=1, heads=2),
+    seed=460,
+    lengths=[20, 24, 3, 21],
+    things=2,
+    noise=0.3,
+    block=2**24,
 )
 def test_the_fast_memory_equals_the_algorithms_written_out(
-    config: PaperConfig, shape: MemoryShape, seed: int, lengths: list[int], noise: float
+    config: PaperConfig,
+    shape: MemoryShape,
+    seed: int,
+    lengths: list[int],
+    things: int,
+    noise: float,
+    block: int,
 ) -> None:
-    fast, naive, world = both(config, shape, seed, noise=noise)
-    for index in watched_by_both(fast, naive, world, lengths):
-        if index % 3 == 0 or index == len(lengths) - 1:
-            compare_state(fast, naive)
-            compare_context(fast, naive)
+    fast, naive, world = both(config, shape, seed, noise=noise, things=things)
+    with pytest.MonkeyPatch.context() as patch:
+        # Costs that are held at once.
+        patch.setattr(assignment, "_BLOCK_ELEMENTS", block)
+        for index in watched_by_both(fast, naive, world, lengths):
+            if index % 3 == 0 or index == len(lengths) - 1:
+                compare_state(fast, naive)
+                compare_context(fast, naive)
 
 
 def both(
@@ -295,46 +323,6 @@ def test_a_scene_that_stands_still_is_merged_as_the_algorithm_written_out_does(
     assert (fast.tensors()["bank.merged"] > 100).all()
 
 
-def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = shape_of(layers=2, heads=2, size=12)
-    config = small_config(budget=45, idle_steps=3, warmup_residuals=60)
-
-    def state() -> TensorDict:
-        world = World(shape, seed=5)
-        memory = PaperPrototypeMemory(config, shape, world.rotary)
-        feed(memory, world, [1 + index * 5 % 11 for index in range(30)])
-        return memory.tensors()
-
-    whole = state()
-    monkeypatch.setattr(assignment, "_BLOCK_ELEMENTS", 200)
-    cut = state()
-    for name, tensor in whole.items():
-        check_near(cut[name], tensor, TERMS)
-
-
-@given(
-    rate=st.sampled_from([0.05, 0.5, 0.9]),
-    anchor=st.sampled_from(["recent", "first", "average"]),
-    things=st.sampled_from([2, 12]),
-    seed=st.integers(0, 2**16),
-)
-# a residual half-way between two codewords of the fit
-@example(rate=0.9, anchor="recent", things=2, seed=460)
-def test_tokens_meet_what_earlier_ones_of_their_step_moved(
-    rate: float, anchor: str, things: int, seed: int
-) -> None:
-    # Long steps of few things: most tokens meet prototypes that others have moved before them, some
-    # of them often.
-    shape = shape_of(layers=1, heads=2)
-    rates = {"key_rate": rate, "spatial_rate": rate / 2}
-    config = small_config(
-        budget=40, split=(0, 1), idle_steps=2, anchor=anchor, merge=False, **rates
-    )
-    fast, naive, world = both(config, shape, seed, things=things)
-    for _ in watched_by_both(fast, naive, world, [20, 24, 3, 21]):
-        compare_state(fast, naive)
-
-
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.001, 1.0, 0.0])
 def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
     masses = torch.tensor([*range(1, 2001), 10**6, 2**24])
@@ -343,13 +331,3 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
     maintenance.decay_masses_(bank, None, step=121, config=PaperConfig(decay_rate=rate))
     kept = 1 - Fraction(str(rate))
     assert bank.mass[0, 0].tolist() == [math.floor(kept * mass) for mass in masses.tolist()]
-
-
-def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
-    shape = shape_of(heads=2, size=16, dtype=torch.bfloat16)
-    fast, naive, world = both(small_config(), shape, 2)
-    assert list(watched_by_both(fast, naive, world, [5] * 25)) == list(range(25))
-    compare_state(fast, naive)
-    context = slots_of(fast)
-    assert context.keys.dtype == context.values.dtype == torch.bfloat16
-    assert context.bias.dtype == torch.float32
