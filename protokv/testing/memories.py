@@ -218,8 +218,12 @@ def build_fed(config: MemoryConfig, shape: MemoryShape) -> Memory:
 
 def show_the_same(one: Memory, other: Memory) -> bool:
     """Return True if new steps attend to equal numbers in equal slots."""
-    shown = ((slots.keys, slots.values, slots.bias) for slots in map(read_slots, (one, other)))
-    return all(map(torch.equal, *shown))
+    ours = read_slots(one)
+    theirs = read_slots(other)
+    return all(
+        torch.equal(getattr(ours, name), getattr(theirs, name))
+        for name in ("keys", "values", "bias")
+    )
 
 
 def recall(memory: Memory) -> Shown:

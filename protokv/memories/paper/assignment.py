@@ -92,7 +92,7 @@ def assign_tokens_(
         _count_tokens_(bank, rows, is_new, tokens.positions[start:stop].double(), step, config)
     rows = torch.stack(chosen, 1)
     is_new = torch.stack(opened, 1)
-    residuals = (points - torch.stack(after, 1)[..., :-4])[..., : 2 * D].unflatten(2, (2, D))
+    residuals = (points - torch.stack(after, 1)[..., :-4])[..., : 2 * D].reshape(B, T, 2, D)
     changed = rows.view(-1)
     keys, values, means, spreads = held[changed].split_with_sizes((D, D, 2, 4), 1)
     bank.put_centers_(changed, keys, values)
