@@ -101,7 +101,6 @@ class _SourceFlags(Flags, panel="What to watch"):
         "--decoder NAME",
         "Decoder of files: auto, pyav or decord.",
         default="auto",
-        values="auto pyav decord",
     )
     chunk: str = option(
         "--chunk COUNT|auto", "Steps together; auto: 4 of a file.", default="1", parse=parse_steps
@@ -152,7 +151,6 @@ class _LiveFlags(Flags, panel="Live sources"):
     on_pressure: str | None = option(
         "--on-pressure WORD",
         "Too slow: drop old frames (live), or wait (pipes).",
-        values="drop wait",
     )
     input: list[str] | None = option(
         "--input NAME=VALUE",

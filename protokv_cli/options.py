@@ -56,7 +56,6 @@ def option(
     *,
     default: Any = None,
     parse: Any = lambda it: it,
-    values: str = "",
     **more: Any,
 ) -> Any:
     """Return a field of a dataclass that is an option.
@@ -64,8 +63,7 @@ def option(
     `declared` has its names and what stands for its value, as the help shows them: `--output -o
     STATE`. `panel` is the section of the help; None: that of its dataclass. `default` is False for
     a flag; the help shows numbers and texts. `parse` reads the text of the command line
-    (`make_kwargs`), `values` are what a shell completes, and `more` are arguments of
-    `typer.Option`.
+    (`make_kwargs`), and `more` are arguments of `typer.Option`.
     """
     words = declared.split()
     if default is None and words[-1].startswith("-") and "/" not in declared:
@@ -75,10 +73,6 @@ def option(
     variable = "PROTOKV_" + long.removeprefix("--").replace("-", "_").upper()
     VARIABLES.add(variable)
 
-    if values:
-        more["autocompletion"] = lambda incomplete: [
-            value for value in values.split() if value.startswith(incomplete)
-        ]
     info = typer.Option(
         *names,
         # Without a blank, typer names the type of a flag.
@@ -179,10 +173,8 @@ def read_option(flags: Any, name: str) -> Any:
 
 
 def list_set_options(flags: Any, *names: str) -> list[str]:
-    """Return the options of a dataclass that differ from their defaults: of all fields, or of
-    some.
-    """
-    found = (one for one in fields(flags) if (not names or one.name in names))
+    """Return those of some options, by their fields, that differ from their defaults."""
+    found = (one for one in fields(flags) if one.name in names)
     return [one.metadata["name"] for one in found if getattr(flags, one.name) != one.default]
 
 
@@ -232,14 +224,12 @@ class ModelFlags(Flags, panel="Model"):
         "--model -m MODEL",
         "A hub name, a folder, or protokv/mini (embedded).",
         TOP_PANEL,
-        values="protokv/mini protokv/mini-order protokv/mini-words",
     )
     device: str = option(
         "--device NAME",
         "auto, cpu, cuda, cuda:N or mps.",
         TOP_PANEL,
         default="auto",
-        values="auto cpu cuda mps",
     )
     revision: str | None = option(
         "--revision REVISION", "Branch, tag or commit. Default: of the state, or main."
@@ -247,7 +237,6 @@ class ModelFlags(Flags, panel="Model"):
     device_map: str | None = option(
         "--device-map NAME",
         "auto or balanced: spread model and state over devices.",
-        values="auto balanced",
     )
 
     @property
@@ -285,11 +274,8 @@ class WatchModelFlags(ModelFlags):
     dtype: str | None = option(
         "--dtype NAME",
         "auto, float32, bfloat16 or float16.",
-        values="auto float32 bfloat16 float16",
     )
-    quantization: str | None = option(
-        "--quantization BITS", "Weights in 4bit or 8bit.", values="4bit 8bit"
-    )
+    quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.")
     frame_tokens: int | None = option(
         "--frame-tokens COUNT", "The most visual tokens of a frame; for Qwen, of two."
     )
@@ -310,7 +296,6 @@ class MemoryFlags(Flags, panel="Memory"):
         "--memory NAME",
         f"{', '.join(MEMORIES)}, or MODULE:CLASS. Default: of the state, or {DEFAULT_MEMORY}.",
         TOP_PANEL,
-        values=" ".join(MEMORIES),
     )
     budget: str | None = option(
         "--budget -b COUNT",
@@ -320,7 +305,6 @@ class MemoryFlags(Flags, panel="Memory"):
     positions: str | None = option(
         "--positions NAME",
         "stream, or compact: consecutive for what is in memory.",
-        values="stream compact",
     )
     settings: list[str] | None = option(
         "--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable."

@@ -44,8 +44,6 @@ _PADDING = 2  # of a column of a table
 _ROW_EVERY_S = 1.0  # readers of the lines want to follow a run, not every step
 _BAR_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
-# Of the first word of a message on a terminal.
-_COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
 # they join letters in Persian, Indic scripts and emoji, and direct nothing
 _JOINERS = frozenset("\u200c\u200d")
 
@@ -142,25 +140,14 @@ class Output:
             self.note(f"Note: {notice}", once=True)
 
     def error(self, text: str, *, once: bool = False) -> None:
-        """Write a line to stderr, or `once`; a terminal gets its first word in colour, and can copy
-        it whole.
-        """
+        """Write a line to stderr, or `once`."""
         if once and text in self._told:
             return
         self._told |= {text} if once else set()
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
-            line = shorten_text(make_printable(text), _MOST_CHARACTERS)
-            first, _, rest = line.partition(" ")
-            coloured = (
-                sys.stderr.isatty()
-                and not os.environ.get("NO_COLOR")
-                and os.environ.get("TERM") != "dumb"
-            )
-            if coloured and first in _COLOURS:
-                line = f"\x1b[{_COLOURS[first]}m{first}\x1b[0m {rest}"
-            sys.stderr.write(line + "\n")
+            sys.stderr.write(shorten_text(make_printable(text), _MOST_CHARACTERS) + "\n")
             sys.stderr.flush()
 
     def _write(self, text: str) -> None:
