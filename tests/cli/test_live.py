@@ -86,8 +86,7 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("now", "text", "meant"),
     [
         ("2026-10-25T02:10+01:00", "02:30", "2026-10-25T02:30+02:00"),
-        ("2026-10-25T02:45+01:00", "02:30", "2026-10-25T02:30+01:00"),
-        ("2026-10-25T02:45+02:00", "2:30", "2026-10-25T02:30+02:00"),
+        ("2026-10-25T02:45+01:00", "2:30", "2026-10-25T02:30+01:00"),
         ("2026-10-25T09:00+01:00", "02:30:15", "2026-10-25T02:30:15+01:00"),
         ("2026-10-25T09:00+01:00", "2026-10-25 02:30", "2026-10-25T02:30+01:00"),
         ("2026-03-29T03:10+02:00", "02:30", "2026-03-28T02:30+01:00"),
@@ -116,35 +115,24 @@ def test_a_time_that_came_twice_is_said_with_both_and_one_that_never_came_is_ref
     assert (never.code, "the clocks went forward" in never.err) == (ExitCode.USAGE, True)
 
 
-def test_inspect_of_an_earlier_commit_has_its_bytes_and_the_clock_on_the_wall(
+def test_inspect_shows_an_earlier_commit_and_what_was_missed_and_nothing_secret(
     camera: Path, protokv: Program
 ) -> None:
     kept = camera.with_name("camera.safetensors@000010.000s")
-    at = clock(11, "%Y-%m-%d %H:%M:%S")
-    result = protokv("inspect", camera, "--at", at, "--json")
-    document = result.rows()[0]
-    assert document["bytes"]["file"] == kept.stat().st_size != camera.stat().st_size
-    written = datetime.fromisoformat(document["written"]).timestamp()
-    assert int(kept.stat().st_mtime) == written
-    began = clock(0, "%Y-%m-%d %H:%M:%S")
-    said = f"as of 0:10 ({clock(10, '%Y-%m-%d %H:%M:%S')}), the last commit that is kept before"
+    form = "%Y-%m-%d %H:%M:%S"
+    result = protokv("inspect", camera, "--at", clock(11, form), "--json")
+    assert result.rows()[0]["bytes"]["file"] == kept.stat().st_size != camera.stat().st_size
+    said = f"as of 0:10 ({clock(10, form)}), the last commit that is kept before"
     assert said in result.err
-    shown = protokv("inspect", camera, "-f", "table").out
-    assert began in shown
-    assert "+00:00" not in shown
-
-
-def test_inspect_shows_what_was_missed_and_nothing_secret(camera: Path, protokv: Program) -> None:
     table = protokv("inspect", camera, "--format", "table").out
-    for text in ("rtsp://camera/1", "gaps in all 2", "lost in all 1:00", "is gone"):
+    for text in ("rtsp://camera/1", "gaps in all 2", "lost in all 1:00", clock(0, form)):
         assert text in " ".join(table.split())
     assert "s3cret" not in table
     stream = protokv("inspect", camera, "--json").rows()[0]["stream"]
-    live = stream["live"]
     seconds = stream["duration_s"] - stream["exact_from_s"]
     assert 0 < seconds < 40, "the exact tokens are of the last seconds, behind the gap"
-    assert live["gaps_in_all"] == 2
-    assert (live["gaps"][0]["from_s"], live["gaps"][0]["to_s"]) == (40.0, 100.0)
+    gap = stream["live"]["gaps"][0]
+    assert (gap["from_s"], gap["to_s"]) == (40.0, 100.0)
 
 
 def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(
@@ -209,16 +197,12 @@ def test_several_live_sources_get_a_state_each_and_one_that_is_refused_leaves_th
     rows = result.rows()
     assert [one["source"] for one in rows if one["type"] == "failed"] == ["rtsp://b/1"]
     ends = {one["source"]: one for one in rows if one["type"] == "summary"}
-    assert {name: Path(one["state"]) for name, one in ends.items()} == {
-        "rtsp://a/1": Path("states/a-1.safetensors"),
-        "https://c/1": Path("states/c-1.safetensors"),
+    assert {name: one["complete"] for name, one in ends.items()} == {
+        "rtsp://a/1": True,
+        "https://c/1": True,
     }
-    assert all(one["stream_time_s"] >= 5 and one["complete"] for one in ends.values())
-    assert {one.name for one in Path("states").glob("*.safetensors")} == {
-        "a-1.safetensors",
-        "c-1.safetensors",
-    }
-    for more in (["--ask", "what?"], ["--dry-run"], ["--workers", "2"], ["--start", "5"]):
-        refused = protokv("ingest", *worlds, "-o", "states/", *more)
-        assert refused.code == ExitCode.USAGE
-        assert f"{more[0]}: not for several live sources" in " ".join(refused.err.split())
+    written = {one.stem for one in Path("states").glob("*.safetensors")}
+    assert written == {"a-1", "c-1"}
+    refused = protokv("ingest", *worlds, "-o", "states/", "--dry-run", "--ask", "what?")
+    assert refused.code == ExitCode.USAGE
+    assert "--dry-run and --ask: not for several live sources" in refused.err

@@ -4,8 +4,6 @@ lines.
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -167,36 +165,6 @@ def test_each_state_is_made_and_asked_with_the_revision_that_it_records(
             "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG, env=environment
         )
         assert "its backbone.weights_digest is" in wrong.err
-
-
-# What questions to a state and to a folder of states have imported, as the last line.
-_SHOW_ROOMS = """
-import sys
-from protokv_cli.main import app
-for at in ("clip.safetensors", "."):
-    app(["query", "--state", at, "what ?"], standalone_mode=False)
-print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if "protokv." in name}))
-"""
-
-
-def test_a_question_imports_neither_what_watches_nor_what_reads_videos(
-    protokv: Program, watched: Watch
-) -> None:
-    shutil.copy(watched(), protokv.folder / "clip.safetensors")
-    command = [sys.executable, "-c", _SHOW_ROOMS]
-    done = subprocess.run(
-        command,
-        env=protokv.environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd=protokv.folder,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    *answers, rooms = map(str.split, done.stdout.splitlines())
-    assert len(answers) == 2
-    assert "protokv.state" in rooms
-    assert not {"protokv.ingestion", "protokv.video", "protokv.fleet"} & {*rooms}
 
 
 def test_the_variable_is_a_default_for_states_whose_own_model_is_not_here(

@@ -66,22 +66,6 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert " ".join(last).startswith("ask it: protokv query --model ")
 
 
-def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted(
-    embedded: Program,
-) -> None:
-    for wanted, seen in (("1", "Error: "), ("", "\x1b[1;31mError:\x1b[0m ")):
-        embedded.environment["NO_COLOR"] = wanted
-        screen = run_on_terminal(embedded.environment, "inspect", "absent.safetensors").screen
-        assert screen.startswith(seen)
-        assert ("\x1b[36mHint:\x1b[0m" in screen) is not bool(wanted)
-    assert (
-        DRAWING
-        not in run_on_terminal(
-            embedded.environment, "inspect", "absent.safetensors", term="dumb"
-        ).screen
-    )
-
-
 @pytest.mark.parametrize("streams", widen(["<&- >&-", "<&- 2>&-", ">&- 2>&-"], [">&- 2>&-"]))
 def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(
     embedded: Program, streams: str
