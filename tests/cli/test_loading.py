@@ -139,8 +139,8 @@ def test_each_state_is_made_and_asked_with_the_revision_that_it_records(
             (TAG, "tag.safetensors", TAGGED),
             ("main", "main.zarr", SHA),
         ):
-            named = ("-o", state, "--model", NAME, "--revision", revision, "--budget", "24")
-            result = protokv("ingest", video, *named, env=environment)
+            watch = ("-o", state, "--model", NAME, "--revision", revision, "--budget", "24")
+            result = protokv("ingest", video, *watch, env=environment)
             assert result.code == ExitCode.DONE, result.err
             found = StateReader.open(state).header.backbone
             digest = digest_weights(str(cache / "snapshots" / commit))
