@@ -35,7 +35,7 @@ from protokv.errors import ConfigError
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.state.reader import load_state
 from protokv.state.store import StatePath
-from protokv.stream.steps import make_ids, read_prompt, yield_steps
+from protokv.stream.steps import make_ids, make_steps, read_prompt
 from protokv.stream.stream import Stream
 from protokv.texts import Keywords
 
@@ -164,11 +164,6 @@ class Cache(StreamCache):
     def steps(self) -> int:
         """How many steps the memory has taken."""
         return self.stream.clock.steps
-
-    @property
-    def next_position(self) -> int:
-        """One more than the highest position that was committed."""
-        return self.stream.clock.next_position
 
     @property
     def nbytes(self) -> int:
@@ -327,10 +322,19 @@ class Cache(StreamCache):
             times: stream time of each frame, in seconds.
 
         Raises:
-            ConfigError: the model tells its steps no times, or `yield_steps` says why.
+            ConfigError: the model tells its steps no times, a step was not forwarded, or
+                `make_steps` says why.
         """
         self._backbone = read_prompt(self.decoder.model, processor)
-        return yield_steps(self, self._backbone, frames, times)
+        return self._walk(make_steps(self.stream, self._backbone, frames, times))
+
+    def _walk(self, steps: Iterator[tuple[Keywords, Keywords]]) -> Iterator[Keywords]:
+        for inputs, how in steps:
+            yield self.step(inputs)
+            if not self.length:
+                why = "the inputs of a step were not forwarded"
+                raise ConfigError(why, hint="call model(**inputs), and leave commit() to the loop")
+            self.commit(**how)
 
     def question(self, inputs: Mapping[str, Any] | str) -> Keywords:
         """Return the arguments for a question, with a fork:
@@ -373,7 +377,7 @@ class Cache(StreamCache):
         found = dict(inputs) | self.decoder.step_types(inputs, self) | {CACHE_ARGUMENT: self}
         if self.decoder.position_components > 1 and found.get("position_ids") is None:
             ends = (int(one.max()) + 1 for one in self._positions if len(one))
-            start = max(self.next_position, *ends, 0)
+            start = max(self.stream.clock.next_position, *ends, 0)
             found["position_ids"] = self.decoder.position_ids(inputs) + start
         return found
 

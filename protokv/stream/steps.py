@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,21 +20,6 @@ from protokv.errors import ConfigError
 from protokv.stream.pushed import PushedFrameBuffer
 from protokv.stream.stream import Stream
 from protokv.texts import Keywords
-
-
-class _Cache(Protocol):
-    stream: Stream
-    length: int
-
-    def step(self, inputs: Keywords) -> Keywords: ...
-
-    def commit(
-        self,
-        *,
-        prefix: bool = False,
-        coordinates: Tensor | None = None,
-        time_s: float | None = None,
-    ) -> None: ...
 
 
 def read_prompt(model: Any, processor: Any) -> TransformersBackbone:
@@ -52,28 +37,24 @@ def read_prompt(model: Any, processor: Any) -> TransformersBackbone:
     return found
 
 
-def yield_steps(
-    cache: _Cache, backbone: TransformersBackbone, frames: Iterable[Any], times: Iterable[float]
-) -> Iterator[Keywords]:
-    """Yield the arguments of the model for each step, and commit what it forwarded.
+def make_steps(
+    stream: Stream, backbone: TransformersBackbone, frames: Iterable[Any], times: Iterable[float]
+) -> Iterator[tuple[Keywords, Keywords]]:
+    """Yield the inputs of each step, and how `Cache.commit` takes it.
 
-    ConfigError: frames and times differ in number, the cache did not begin with the prompt of the
-    model, or a step was not forwarded.
+    ConfigError: frames and times differ in number, or the stream did not begin with the prompt of
+    the model.
     """
     prefix = backbone.prefix_ids
-    if not cache.stream.begun:
-        yield cache.step({"input_ids": make_ids(backbone, prefix)})
-        _require_forwarded(cache)
-        cache.commit(prefix=True)
-    elif cache.stream.sink_tokens != len(prefix):
+    if not stream.begun:
+        yield {"input_ids": make_ids(backbone, prefix)}, {"prefix": True}
+    elif stream.sink_tokens != len(prefix):
         raise ConfigError(
             "the cache did not begin with the prompt of the model", hint="watch with a new cache"
         )
-    for images, start_s in _pair_frames(cache.stream, frames, times):
-        inputs, tokens = _make_step(cache.stream, backbone, images, start_s)
-        yield cache.step(inputs)
-        _require_forwarded(cache)
-        cache.commit(coordinates=tokens.coordinates(), time_s=start_s)
+    for images, start_s in _pair_frames(stream, frames, times):
+        inputs, tokens = _make_step(stream, backbone, images, start_s)
+        yield inputs, {"coordinates": tokens.coordinates(), "time_s": start_s}
 
 
 def make_ids(backbone: TransformersBackbone, ids: list[int]) -> Tensor:
@@ -126,11 +107,3 @@ def _make_step(
         )
         inputs["position_ids"] = placed.positions.T[:, None]
     return inputs, tokens
-
-
-def _require_forwarded(cache: _Cache) -> None:
-    if not cache.length:
-        raise ConfigError(
-            "the inputs of a step were not forwarded",
-            hint="call model(**inputs) in the loop, and leave commit() to it",
-        )

@@ -98,7 +98,7 @@ def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(
     assert found["stream"]["tokens_seen"] == 198
     assert len(found.get("layer_kinds", cache.layers)) == len(cache.layers)
     again = protokv.Cache.load(tmp_path / "one.safetensors", model)
-    assert (again.seen, again.nbytes, again.next_position) == (200, size, cache.next_position)
+    assert (again.seen, again.nbytes, again.stream.clock) == (200, size, cache.stream.clock)
     assert answer(model, again.question({"input_ids": question})) == before
     more = texts(3, seed=4)
     assert torch.equal(watch(model, cache, more), watch(model, again, more))
