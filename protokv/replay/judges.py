@@ -154,7 +154,7 @@ def judge_rows(
     one.
     """
     left: dict[JudgeCase, list[AnswerRow]] = {}
-    for row in [results.rows[key] for key in keys if key in results.rows]:
+    for row in (results.rows[key] for key in keys):
         if (
             row.dataset in BENCHMARKS
             and BENCHMARKS[row.dataset].open_ended
