@@ -108,7 +108,8 @@ class AVSource(Source):
         self._why = ""
         self._found: StreamProbe | None = None
         self._opened: _Opened | None = self._open(should_stop)
-        self._found = self._opened.found
+        # Packets hold this source, which would stay until Python looks for cycles.
+        self._found = self._opened.found._replace(packets=iter(()))
         self._describe(self._opened.container, self._found)
         if self._kind == "file":
             # A damaged file gives other frames to a decoder that has seen its beginning.
@@ -119,6 +120,13 @@ class AVSource(Source):
     def damage(self) -> SourceDamage:
         """See `Source`."""
         return self._losses.damage
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See `Source`."""
+        for note in self._losses.notes:
+            self.add_note(note)
+        return self._notes
 
     def lines(self, number: int) -> SubtitleLines:
         """See `Source`."""
@@ -321,7 +329,7 @@ class AVSource(Source):
 
     def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoder:
         arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
-        more: Keywords = {"arrivals": arrivals, "on_note": self.add_note, **begun}
+        more: Keywords = {"arrivals": arrivals, **begun}
         return FrameDecoder(opened.found, opened.stream, opened.losses, self._convert, **more)
 
     def _convert(self, frame: Any) -> Image:

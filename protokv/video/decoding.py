@@ -64,14 +64,13 @@ class FrameDecoder:
         sought: bool = False,
         after_key: bool = False,
         arrivals: ArrivalClock | None = None,
-        on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
         """Begin before the first packet of PyAV's stream; with `sought`, after a seek.
 
         `convert` makes a picture of PyAV's frame when somebody looks at it. With `after_key`,
         frames before the first key frame are dropped and not counted as lost, since their packets
         were skipped. The frames of a live stream have their times from `arrivals` and are not
-        matched with packets. `on_note` gets notes for the user that are no damage.
+        matched with packets.
         """
         losses.matching = arrivals is None
         stream.codec_context.flush_buffers()
@@ -90,7 +89,6 @@ class FrameDecoder:
         self._corrupt_s: set[float] = set()
         self._last_dts: int | None = None
         self._end_s = 0.0
-        losses.on_note = on_note
         losses.interval_s = found.timing.interval_s
         self._clock = PacketClock(found.timing, losses, from_origin=not sought)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from protokv.texts import format_count
 from protokv.video.source import SourceDamage
@@ -20,7 +19,7 @@ class FrameLosses:
     def __init__(self) -> None:
         self.start_s = 0.0  # where the reading begins
         self.interval_s = 0.04  # the usual distance of two frames
-        self.on_note: Callable[[str], None] = lambda note: None  # told what is no damage
+        self.notes: list[str] = []  # notes for the user that are no damage
         # a decoder met damage, counted or not; frames that are missing at the end do not matter
         self.met = False
         # each packet gives one frame, so missing frames count; otherwise failed packets count
@@ -71,7 +70,7 @@ class FrameLosses:
 
     def note_join(self, time_s: float) -> None:
         """Note that another recording is joined on here, which is no damage."""
-        self.on_note(f"at {time_s:.2f} s another recording is joined on: times go on")
+        self.notes.append(f"at {time_s:.2f} s another recording is joined on: times go on")
 
     def note_failure(self, time_s: float | None, why: str) -> None:
         """Note that a decoder refused the packet of this time, or a demultiplexer failed."""

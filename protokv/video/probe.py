@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from av.video.reformatter import VideoReformatter
 from PIL import ExifTags, Image
 
 from protokv.errors import SourceUnreadable
@@ -261,7 +262,9 @@ def _is_mirrored(frame: Any) -> bool:
     PyAV's objects for side data refuse the kinds that they do not know, such as EXIF, and crash on
     profiles of colours. FFmpeg's encoder of PNG writes both, so it tells whether they are there.
     """
-    small = frame.reformat(16, 16, "rgb24", interpolation="POINT")
+    # A frame that was asked for its side data stays until Python looks for cycles, and with it the
+    # threads of a reformatter of its own.
+    small = VideoReformatter().reformat(frame, 16, 16, "rgb24", interpolation="POINT")
     encoder: Any = av.CodecContext.create("png", "w")
     encoder.width = encoder.height = 16
     encoder.pix_fmt = "rgb24"

@@ -35,7 +35,7 @@ from protokv.state.sources import read_standing_answers
 from protokv.stream.answer import Answer
 from protokv.stream.session import Session
 from protokv.texts import Keywords
-from protokv.video import Frame, SourceDamage
+from protokv.video import Frame, Source, SourceDamage
 from protokv.video.source import FrameRequest
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -293,15 +293,15 @@ def test_the_answers_are_those_of_the_stream_and_hold_no_nonsense(
         read_standing_answers(replace(state, source={"answers": [{"question": 3}]}))
 
 
-def test_a_run_that_has_ended_keeps_no_session(path: Path, tmp_path: Path) -> None:
-    # On a device each would hold its memory until Python looks for cycles.
+def test_a_run_that_has_ended_keeps_no_session_and_no_source(path: Path, tmp_path: Path) -> None:
+    # They would hold their memory and their threads until Python looks for cycles.
     video = write(Clip([0, 1000, 2000]), tmp_path / "v.mp4")
     gc.collect()
     gc.disable()
     try:
-        before = sum(isinstance(one, Session) for one in gc.get_objects())
+        before = sum(isinstance(one, Session | Source) for one in gc.get_objects())
         ingest(video, path, CONFIG, backbone=MockBackbone())
-        assert sum(isinstance(one, Session) for one in gc.get_objects()) == before
+        assert sum(isinstance(one, Session | Source) for one in gc.get_objects()) == before
     finally:
         gc.enable()
 
