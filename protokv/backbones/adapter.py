@@ -151,24 +151,26 @@ class TransformersBackbone(Backbone):
             4 // self.dtype.itemsize if getattr(config, "hidden_size_per_layer_input", None) else 0
         )
         self._padding_id = getattr(config, "pad_token_id", None) or 0
-        text = next(name for name, module in model.named_modules() if module is self._text)
-        layers = [f"{text}.layers.{i}" for i in range(config.num_hidden_layers)]
-        spread = loading.find_module_devices(model, [f"{text}.embed_tokens", *layers])
-        held = self._embedding.weight.device
-        # A model without weights still has states, which are numbers.
-        self.device, *others = spread or [torch.device("cpu") if held.type == "meta" else held]
+        self.device = self._embedding.weight.device
+        placed = {*(getattr(model, "hf_device_map", None) or {}).values()}
+        self._spread = len(placed) > 1 or "disk" in placed
+        if self._spread:
+            # Weights that are offloaded are on no device, and their hooks move what they are given.
+            self.device = self._embedding(torch.zeros(1, dtype=torch.int64)).device
+        elif self.device.type == "meta":
+            # A model without weights still has states, which are numbers.
+            self.device = torch.device("cpu")
         try:
             cache = StreamCache(self._decoder)
         except ConfigError as error:
             raise ModelError(error.message, hint=error.hint) from error
-        own = [i for i, layer in enumerate(cache.layers) if isinstance(layer, StreamCacheLayer)]
+        first = next(i for i, one in enumerate(cache.layers) if isinstance(one, StreamCacheLayer))
         self.layer_kinds = [kind for kind, _ in cache.kinds]
-        self.layers = len(own)
-        self.kv_heads, self.head_size = self._read_heads(own[0])
-        self.layer_devices = [others[i] for i in own] if others else None
+        self.layers = len(cache.memory_layers)
+        self.kv_heads, self.head_size = self._read_heads(first)
         why = (
             "the model is spread over devices"
-            if others
+            if self._spread
             else "its weights are quantized" * ("+" in identity.dtype)
         )
         self.runs: Runs = Runs(self.device, why, reads_memory=False)
@@ -197,15 +199,24 @@ class TransformersBackbone(Backbone):
 
     @cached_property
     def _layer_specs(self) -> Specs:
-        """What layers hold that a memory does not serve: read off after a few tokens were
-        forwarded.
-        """
+        """What layers hold that a memory does not serve."""
         if set(self.layer_kinds) == {LayerKind.FULL}:
             return ()
+        return declare_layer_tensors(self._forward_tokens().tensors())
+
+    @cached_property
+    def layer_devices(self) -> Sequence[torch.device] | None:  # type: ignore[override]
+        """Device of each layer of a spread model; None: all on `device`."""
+        if not self._spread:
+            return None
+        return [layer.device for layer in self._forward_tokens().memory_layers]
+
+    @torch.inference_mode()
+    def _forward_tokens(self) -> StreamCache:
+        """Return the layers after a few tokens, which show what they hold, and on which device."""
         cache = StreamCache(self._decoder)
-        with torch.inference_mode():
-            self.forward(self.embed_text([0] * 4), self.text_positions(0, 4), cache)
-        return declare_layer_tensors(cache.tensors())
+        self.forward(self.embed_text([0] * 4), self.text_positions(0, 4), cache)
+        return cache
 
     def new_cache(self, held: Tensors | None = None, seen: int | None = None) -> StreamCache:
         """Return the layers of the model before the first token, or with what `TokenCache.tensors`
@@ -268,21 +279,6 @@ class TransformersBackbone(Backbone):
         """Return the tokenizer as the library `tokenizers` writes it."""
         text: str = self._tokenizer.backend_tokenizer.to_str()
         return text
-
-    def unknown_words(self, question: str) -> list[str]:
-        """Return the words that a word-level tokenizer does not know, once each; byte-level
-        tokenizers know all.
-        """
-        unknown = self._tokenizer.unk_token_id
-        if unknown is None:
-            return []
-        tokens = self._tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
-        pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
-        return list(
-            dict.fromkeys(
-                question[start:stop].lower() for token, (start, stop) in pairs if token == unknown
-            )
-        )
 
     def embed_token(self, token: Tensor) -> Tensor:
         """Return `[n, E]`."""

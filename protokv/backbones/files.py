@@ -273,23 +273,37 @@ def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
         named = [one for one in lacks if one in str(error).lower()]
         hint = f"pip install {' '.join(named)}" if named else "install the package that it names"
         return ModelError, line, hint
-    if isinstance(error, hub.GatedRepoError):
-        return (
-            ModelError,
+    similar = did_you_mean(name, [*find_packaged_models(), *(model.name for model in KNOWN_MODELS)])
+    # A restricted repository is one that is not found, too.
+    for kind, message, hint in (
+        (
+            hub.GatedRepoError,
             "access to it is restricted",
             "ask for access on its page, then run: hf auth login",
-        )
-    if isinstance(error, hub.RevisionNotFoundError):
-        return ModelError, "it has no such revision", "name a branch, a tag or a commit of it"
-    similar = did_you_mean(name, [*find_packaged_models(), *(model.name for model in KNOWN_MODELS)])
-    if isinstance(error, hub.RepositoryNotFoundError):
-        hint = f"{similar} check the name; a private one needs: hf auth login".strip()
-        return ModelNotFound, "there is no such model on the hub", hint
-    if isinstance(error, hub.LocalEntryNotFoundError):
-        hint = f"{similar} check the name and the connection, or name a local folder".strip()
-        return ModelError, "it is not in the local cache, and the hub cannot be reached", hint
-    if isinstance(error, hub.HFValidationError):
-        hint = f"{similar} names look like Qwen/Qwen2.5-VL-7B-Instruct".strip()
-        return ModelError, "it is neither a folder nor a name on the hub", hint
+        ),
+        (
+            hub.RevisionNotFoundError,
+            "it has no such revision",
+            "name a branch, a tag or a commit of it",
+        ),
+        (
+            hub.RepositoryNotFoundError,
+            "there is no such model on the hub",
+            f"{similar} check the name; a private one needs: hf auth login",
+        ),
+        (
+            hub.LocalEntryNotFoundError,
+            "it is not in the local cache, and the hub cannot be reached",
+            f"{similar} check the name and the connection, or name a local folder",
+        ),
+        (
+            hub.HFValidationError,
+            "it is neither a folder nor a name on the hub",
+            f"{similar} names look like Qwen/Qwen2.5-VL-7B-Instruct",
+        ),
+    ):
+        if isinstance(error, kind):
+            absent = kind is hub.RepositoryNotFoundError
+            return ModelNotFound if absent else ModelError, message, hint.strip()
     mend = "check the name or folder, and download the model again if its files are damaged"
     return ModelError, line, mend

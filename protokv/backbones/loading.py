@@ -142,18 +142,15 @@ def _find_device(name: str) -> torch.device:
     mps = torch.backends.mps.is_available()
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"there is no device {name!r}", hint="use auto, cpu, cuda, cuda:N or mps"
-        ) from error
     there = {"cpu": 1, "meta": 1, "cuda": torch.cuda.device_count(), "mps": int(mps)}
-    if (device.index or 0) >= there.get(device.type, 0):
-        raise ConfigError(
-            f"device {name} is not available on this machine", hint="use --device auto or cpu"
-        )
-    return device
+    with suppress(RuntimeError):  # it is the name of no device
+        device = torch.device(name)
+        if (device.index or 0) < there.get(device.type, 0):
+            return device
+    raise ConfigError(
+        f"device {name} is not available on this machine",
+        hint="use --device auto, cpu, cuda, cuda:N or mps",
+    )
 
 
 def load_model(
@@ -487,24 +484,3 @@ def identify_model(
         # A folder that the user names has no revision, even if its name looks like a commit.
         revision=folder.name if path != name and folder.parent.name == "snapshots" else None,
     )
-
-
-def find_module_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
-    """Find where a spread model computes some modules, offloaded ones on its first device; None: it
-    is on one.
-    """
-    placed: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
-    if len(set(placed.values())) < 2 and "disk" not in placed.values():
-        return None
-    main = next((device for device in placed.values() if device not in ("cpu", "disk")), "cpu")
-    devices = list[torch.device]()
-    for one in modules:
-        around = [key for key in placed if not key or f"{one}.".startswith(f"{key}.")]
-        # A map may divide a layer; its attention comes first.
-        holder = (
-            max(around, key=len)
-            if around
-            else next(key for key in placed if key.startswith(f"{one}."))
-        )
-        devices.append(torch.device(main if placed[holder] in ("cpu", "disk") else placed[holder]))
-    return devices

@@ -8,17 +8,18 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 import protokv
 from protokv.backbones import identify_backbone, load_backbone, loading
 from protokv.backbones.files import find_model_families, find_packaged_models, read_video_processor
-from protokv.backbones.loading import find_module_devices
+from protokv.backbones.registry import wrap_model
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.sharding import LayerShards
@@ -37,17 +38,6 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_folder, tmp_path / "model")
 
 
-@pytest.fixture
-def sharded(tiny_folder: Path, tmp_path: Path) -> Path:
-    """Write the same model in several files and an index."""
-    folder = shutil.copytree(tiny_folder, tmp_path / "sharded")
-    (folder / "model.safetensors").unlink()
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_folder)
-    model.save_pretrained(folder, max_shard_size="60KB")
-    assert len(list(folder.glob("model-*-of-*.safetensors"))) >= 3
-    return folder
-
-
 def on_cpu(folder: Path | str, **settings: Any) -> Backbone:
     return load_backbone(str(folder), **({"device": "cpu", "dtype": "float32"} | settings))
 
@@ -62,22 +52,25 @@ def refused(folder: Path | str, **settings: Any) -> ModelError:
 
 
 def test_shards_are_the_model_of_one_file_another_byte_is_another_and_a_missing_one_is_named(
-    tiny: Backbone, sharded: Path
+    tiny: Backbone, folder: Path
 ) -> None:
+    (folder / "model.safetensors").rename(folder / "whole")
+    save_torch_state_dict(load_file(folder / "whole"), folder, max_shard_size="60KB")
     sessions = [
         watched(backbone, MemoryConfig.of("full", budget=64), [0])
-        for backbone in (tiny, on_cpu(sharded))
+        for backbone in (tiny, on_cpu(folder))
     ]
     assert torch.equal(*(session.prefill(QUESTION) for session in sessions))
     digests = {sessions[1].backbone.identity.weights_digest}
-    for shard in sorted(sharded.glob("*.safetensors")):
+    shards = sorted(folder.glob("*.safetensors"))
+    for shard in shards:
         data = bytearray(shard.read_bytes())
         data[-1] ^= 1
         shard.write_bytes(data)
-        digests.add(identify_backbone(str(sharded), device="cpu").weights_digest)
-    assert len(digests) == 1 + len(list(sharded.glob("*.safetensors")))
-    shard.unlink()
-    assert shard.name in refused(sharded).message
+        digests.add(identify_backbone(str(folder), device="cpu").weights_digest)
+    assert len(digests) == 1 + len(shards) > 3
+    shards[-1].unlink()
+    assert shards[-1].name in refused(folder).message
 
 
 def test_fast_kernels_take_every_norm_and_odd_hidden_features(folder: Path) -> None:
@@ -109,7 +102,7 @@ def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"device": "tpu"}, "no device 'tpu'"),
+        ({"device": "tpu"}, "device tpu is not available"),
         ({"device": "cpu:1"}, "device cpu:1 is not available"),
         ({"device": "cuda:2"}, "device cuda:2 is not available"),
         ({"dtype": "int8"}, "no dtype 'int8'"),
@@ -246,56 +239,33 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Keywords:
 
     def fake(path: str, **settings: Any) -> Any:
         seen.update(settings)
-        seen.pop("attn_implementation")
-        return load(
-            path,
-            **{
-                name: settings[name]
-                for name in ("dtype", "attn_implementation", "output_loading_info")
-            },
-        )
+        names = ("dtype", "attn_implementation", "output_loading_info")
+        return load(path, **{name: settings[name] for name in names})
 
     monkeypatch.setattr(Qwen2_5_VLForConditionalGeneration, "from_pretrained", fake)
     return seen
 
 
 def test_quantisation_and_device_map_reach_transformers(folder: Path, asked: Keywords) -> None:
-    backbone = on_cpu(folder, dtype="bfloat16", quantization="4bit")
+    backbone: Any = on_cpu(folder, dtype="bfloat16", quantization="4bit")
     config = asked["quantization_config"]
     assert (config.load_in_4bit, config.bnb_4bit_quant_type) == (True, "nf4")
     assert config.bnb_4bit_compute_dtype == backbone.dtype == torch.bfloat16
     assert asked["device_map"] == {"": torch.device("cpu")}
     assert backbone.identity.dtype == "bfloat16+4bit"
+    # Tower, head and odd sizes are left alone.
+    skipped = set(config.llm_int8_skip_modules)
+    for name, layer in backbone._model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            fits = layer.in_features % 64 == 0 == layer.out_features % 32
+            assert (name in skipped) != (fits and "language_model" in name)
     backbone = load_backbone(
         str(folder), dtype="float16", quantization="8bit", device_map="balanced"
     )
     assert asked["quantization_config"].load_in_8bit
-    assert asked["device_map"] == "balanced"
-    assert backbone.identity.dtype == "float16+8bit"
-    asked.clear()
-    load_backbone(str(folder), dtype="float32", device_map="auto")
+    assert (asked["device_map"], backbone.identity.dtype) == ("balanced", "float16+8bit")
     # Only safetensors, and no code.
-    assert asked.pop("config").model_type == "qwen2_5_vl"
-    expected = {"dtype": torch.float32, "device_map": "auto", "use_safetensors": True}
-    assert asked == expected | {"output_loading_info": True, "trust_remote_code": False}
-
-
-@pytest.mark.parametrize("quantization", ["4bit", "8bit"])
-def test_quantisation_leaves_tower_head_and_odd_sizes(
-    folder: Path, asked: Keywords, quantization: str
-) -> None:
-    backbone: Any = load_backbone(str(folder), device="cpu", quantization=quantization)
-    model = backbone._text
-    skipped = set(asked["quantization_config"].llm_int8_skip_modules)
-    text = {
-        name.removeprefix("model.language_model.") for name in skipped if "language_model" in name
-    }
-    linear = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
-    assert text == {
-        name for name, one in linear.items() if one.in_features % 64 or one.out_features % 32
-    }
-    assert text < linear.keys()
-    assert {name.split(".")[1] for name in skipped - {"lm_head"}} == {"visual", "language_model"}
+    assert (asked["use_safetensors"], asked["trust_remote_code"]) == (True, False)
 
 
 def test_a_state_of_a_quantised_model_loads_it_again(
@@ -329,48 +299,16 @@ def test_loading_leaves_the_garbage_collector_as_it_was(folder: Path) -> None:
         assert gc.isenabled() == (switch is gc.enable)
 
 
-def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
-    text = "model.language_model"
-    modules = [f"{text}.embed_tokens", *(f"{text}.layers.{i}" for i in (0, 1, 10))]
-    placed = {
-        "model.visual": "cpu:0",
-        text: "cpu:1",
-        f"{text}.layers.1": "cpu:0",
-        f"{text}.layers.10": "cpu:1",
-    }
-    # Offloaded layers are computed on the first accelerator.
-    offloaded = {
-        "": "cuda:0",
-        f"{text}.layers.1": "cpu",
-        f"{text}.layers.10": "disk",
-        f"{text}.layers.0": "cuda:1",
-    }
-    # One layer is divided.
-    inside = {
-        f"{text}.embed_tokens": "cuda:0",
-        f"{text}.layers.0": "cuda:0",
-        f"{text}.layers.1.self_attn": "cuda:1",
-        f"{text}.layers.1.mlp": "cuda:0",
-        f"{text}.layers.10": "cuda:1",
-    }
-    for given, expected in (
-        (placed, "cpu:1 cpu:1 cpu:0 cpu:1"),
-        (offloaded, "cuda:0 cuda:1 cuda:0 cuda:0"),
-        (inside, "cuda:0 cuda:0 cuda:1 cuda:1"),
-        # Every part of a model that is on disk is computed on the CPU.
-        ({"": "disk"}, "cpu cpu cpu cpu"),
-    ):
-        found = find_module_devices(SimpleNamespace(hf_device_map=given), modules)
-        assert found == list(map(torch.device, expected.split()))
-    for whole in (None, {"": "cpu:0"}, {"model": "cpu:1", "lm_head": "cpu:1"}):
-        assert find_module_devices(SimpleNamespace(hf_device_map=whole), modules) is None
-
-
 def test_a_model_over_several_devices_answers_and_saves_as_on_one(
     tiny: Backbone, folder: Path, tmp_path: Path
 ) -> None:
     """The devices are different for torch, although all are one CPU."""
-    spread = on_cpu(folder)
+    model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        folder, attn_implementation="protokv"
+    )
+    model.hf_device_map = {"model.language_model": "cpu", "model.visual": "disk"}
+    spread = wrap_model(model, AutoTokenizer.from_pretrained(folder))
+    assert spread.layer_devices == [torch.device("cpu")] * 3
     spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]
     sessions = [
         watched(backbone, MemoryConfig.of("durable", budget=40), range(8))
