@@ -141,20 +141,14 @@ def test_words_between_steps_are_the_interleaved_prompt(
     check_logits(session, found, upstream.logits(inputs, len(found)))
 
 
+@torch.inference_mode()
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
-    sizes = [(60, 90), (60, 90), (97, 41)]
-    times_s = [0.0, 1.0, 123.4]
-    prepared = [
-        backbone.prepare(random_frames(i, backbone.frames_per_step, *size))
-        for i, size in enumerate(sizes)
-    ]
-    with torch.inference_mode():
-        together = backbone.embed_steps(prepared, times_s)
-        alone = [
-            backbone.embed_steps([one], [time_s])[0]
-            for one, time_s in zip(prepared, times_s, strict=True)
-        ]
-    for one, other in zip(together, alone, strict=True):
+    frames = backbone.frames_per_step
+    steps = [backbone.prepare(random_frames(0, frames, *size)) for size in SIZES.values()]
+    times_s = [0.0, 1.0, 2.0, 123.4]
+    together = backbone.embed_steps(steps, times_s)
+    for one, step, time_s in zip(together, steps, times_s, strict=True):
+        (other,) = backbone.embed_steps([step], [time_s])
         assert (one.grid, one.visual) == (other.grid, other.visual)
         terms = forward_terms(backbone.layers, other.embeddings.shape[1], len(other.embeddings))
         check_near(one.embeddings, other.embeddings, terms)

@@ -36,29 +36,6 @@ def theirs() -> Backbone:
     return load_backbone(str(MiniBackbone.folder("protokv/mini")), device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("protokv/mini", "bfloat16"), ("protokv/mini-order", "float32")]
-)
-def test_states_of_the_one_fit_the_other(name: str, dtype: str) -> None:
-    ours = load_backbone(name, device="cpu", dtype=dtype)
-    theirs = load_backbone(str(MiniBackbone.folder(name)), device="cpu", dtype=dtype)
-    assert (type(ours), type(theirs)) == (MiniBackbone, QwenVL)
-    for field in ("family", "config_hash", "weights_digest", "dtype"):
-        assert getattr(ours.identity, field) == getattr(theirs.identity, field)
-    for field in (
-        "settings",
-        "layers",
-        "kv_heads",
-        "head_size",
-        "frames_per_step",
-        "default_fps",
-        "stop_ids",
-    ):
-        assert getattr(ours, field) == getattr(theirs, field)
-    assert (ours.max_position, ours.moving) == (theirs.max_position, theirs.moving)
-    assert (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
-
-
 def test_prompt_and_text_are_those_of_the_chat_template_and_the_tokenizer(
     ours: Backbone, theirs: Backbone
 ) -> None:
@@ -101,40 +78,42 @@ def test_the_language_models_are_equal(
     ours: Backbone, theirs: Backbone, n: int, seed: int, time_s: float
 ) -> None:
     tokens = theirs.embed_step(random_frames(seed))
-    stands = [
-        backbone.step_positions(tokens, origin=3, start=3, index=seed, time_s=time_s)
-        for backbone in (ours, theirs)
-    ]
-    assert stands[0].highest == stands[1].highest
-    assert torch.equal(stands[0].positions, stands[1].positions)
-    for cos_or_sin, other in zip(
-        ours.rotary(stands[0].positions), theirs.rotary(stands[0].positions), strict=True
-    ):
-        assert torch.equal(cos_or_sin, other)
-    embeddings = torch.randn(
-        n, tokens.embeddings.shape[1], generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randn(n, tokens.embeddings.shape[1], generator=generator)
     seen = []
     for backbone in (ours, theirs):
-        tail = backbone.new_cache()
-        hidden = backbone.forward(embeddings, backbone.text_positions(7, n), tail)
-        last = backbone.forward(embeddings[:1], backbone.text_positions(7 + n, 1), tail)
-        seen.append((hidden, backbone.logits(hidden), last, *tail.read_all()))
+        stands = backbone.step_positions(tokens, origin=3, start=3, index=seed, time_s=time_s)
+        start = max(stands.highest) + 1
+        cache = backbone.new_cache()
+        shown = backbone.forward(tokens.embeddings, stands.positions, cache)
+        said = backbone.forward(text, backbone.text_positions(start, n), cache)
+        angles = backbone.rotary(stands.positions)
+        seen.append((*angles, shown, said, backbone.logits(said), *cache.read_all()))
     for mine, other in zip(*seen, strict=True):
         assert torch.equal(mine, other)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("protokv/mini", "float32"), ("protokv/mini", "bfloat16"), ("protokv/mini-order", "float32")],
+)
 def test_a_long_stream_is_answered_alike_and_a_state_goes_on_in_either(
-    ours: Backbone, theirs: Backbone
+    name: str, dtype: str
 ) -> None:
     # A centre in 8 bits differs by a whole unit where two sums differ in their last digit.
     config = DurableConfig(budget=60, center_bits=32)
+    ours = load_backbone(name, device="cpu", dtype=dtype)
+    theirs = load_backbone(str(MiniBackbone.folder(name)), device="cpu", dtype=dtype)
+    assert (type(ours), type(theirs)) == (MiniBackbone, QwenVL)
+    for field in ("stop_ids", "max_position", "moving"):
+        assert getattr(ours, field) == getattr(theirs, field)
     sessions = [Session.start(backbone, config) for backbone in (ours, theirs)]
     for seed in range(12):
         for session in sessions:
             session.watch(random_frames(seed))
     mine, other = (session.prefill("what colour was the star?") for session in sessions)
-    check_logits(sessions[1], mine, other)
+    if dtype == "float32":
+        check_logits(sessions[1], mine, other)
     moved = Session.restore(sessions[0].make_state(), theirs)
     moved.watch(random_frames(13))
     assert moved.clock.steps == 13

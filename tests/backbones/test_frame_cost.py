@@ -2,8 +2,8 @@
 a user allows.
 """
 
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from protokv.errors import ConfigError, StateMismatch
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from protokv.stream.opening import load
-from protokv.texts import Keywords
-from tests.backbones.tiny import BUILDERS
+from protokv.texts import JsonObject, Keywords
+from tests.backbones.tiny import BUILDERS, write_json
 from tests.conftest import random_frames
 from tests.prepared import Prepared
 
@@ -67,41 +67,32 @@ OF_IMAGES = {
 }
 
 
-def qwen2_grid(width: int, height: int) -> tuple[int, int]:
-    """What transformers' arithmetic gives under the limits of `Qwen2VLVideoProcessor` and of
-    qwen-vl-utils.
-    """
-    rows, columns = qwen2_resize(height, width, 28, 128 * 28 * 28, 768 * 28 * 28)
-    return rows // 28, columns // 28
+# What transformers' arithmetic gives under the limits of `Qwen2VLVideoProcessor` and of
+# qwen-vl-utils. The processor of Qwen3-VL counts the pixels of both frames of a step.
+QWEN2 = partial(qwen2_resize, factor=28, min_pixels=128 * 28**2, max_pixels=768 * 28**2)
+QWEN3 = partial(
+    qwen3_resize, 2, temporal_factor=2, factor=32, min_pixels=256 * 32**2, max_pixels=1536 * 32**2
+)
 
 
-def qwen3_grid(width: int, height: int) -> tuple[int, int]:
-    """The same for Qwen3-VL, whose processor counts the pixels of both frames of a step."""
-    rows, columns = qwen3_resize(2, height, width, 2, 32, 2 * 128 * 32 * 32, 2 * 768 * 32 * 32)
-    return rows // 32, columns // 32
-
-
-@pytest.mark.parametrize("family", [QwenVL, Qwen3VL])
 @pytest.mark.parametrize(
-    "saved", [False, True], ids=["as published", "saved again by transformers"]
+    ("family", "side", "resize", "files"),
+    [
+        (QwenVL, 28, QWEN2, {"preprocessor": STILL}),
+        # transformers saves it so.
+        (QwenVL, 28, QWEN2, {"preprocessor": STILL, "video_preprocessor": STILL}),
+        (Qwen3VL, 32, QWEN3, {"preprocessor": OF_IMAGES, "video_preprocessor": OF_VIDEO}),
+    ],
 )
 def test_a_frame_for_qwen_has_the_tokens_of_its_utilities(
-    family: type[QwenVL], saved: bool, tmp_path: Path
+    family: type[QwenVL], side: int, resize: Any, files: JsonObject, tmp_path: Path
 ) -> None:
-    second = family is not QwenVL
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(OF_IMAGES if second else STILL))
-    if second or saved:
-        (tmp_path / "video_preprocessor_config.json").write_text(
-            json.dumps(OF_VIDEO if second else STILL)
-        )
+    for name, content in files.items():
+        write_json(tmp_path, f"{name}_config", content)
     pixels = family.make_frames(*read_video_processor(str(tmp_path)))
-    side = 32 if second else 28
+    assert pixels.token_side == side
     for width, height in SIZES:
-        rows, columns = smart_resize(height, width, pixels)
-        assert (rows // side, columns // side) == (qwen3_grid if second else qwen2_grid)(
-            width, height
-        )
-    assert pixels.mean[0] == (0.5 if second else 0.48145466)
+        assert smart_resize(height, width, pixels) == resize(height=height, width=width)
 
 
 def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:

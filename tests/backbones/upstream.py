@@ -161,6 +161,13 @@ class Upstream:
         )
 
 
+def make_part(kind: type, **parts: Any) -> Any:
+    """Return a processor of these parts alone; all of one needs torchvision."""
+    processor: Any = object.__new__(kind)
+    vars(processor).update(parts)
+    return processor
+
+
 def with_words(expanded: str, mark: str, words: Sequence[str], form: str, marks: int = 1) -> str:
     """Return the text of all steps, each of which ends with the `marks`-th mark, with words behind
     their steps.
@@ -261,12 +268,14 @@ def qwen3_vl_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     statistics = {name: raw[name] for name in ("image_mean", "image_std")}
     patches, (rows, columns) = qwen_patches(prompt.video, PATCH, size=limits, **statistics)
     grid = torch.tensor([[len(prompt.video), rows, columns]])
-    processor = object.__new__(Qwen3VLProcessor)
-    processor.video_token = "<|video_pad|>"
-    processor.image_token = "<|image_pad|>"
-    processor.vision_start_token = "<|vision_start|>"
-    processor.vision_end_token = "<|vision_end|>"
-    processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
+    processor = make_part(
+        Qwen3VLProcessor,
+        video_token="<|video_pad|>",
+        image_token="<|image_pad|>",
+        vision_start_token="<|vision_start|>",
+        vision_end_token="<|vision_end|>",
+        video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
+    )
     metadata = SimpleNamespace(
         fps=2 / prompt.step_seconds, frames_indices=list(range(2 * len(prompt.video)))
     )
@@ -328,18 +337,14 @@ def gemma4_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
     tokenizer = upstream.tokenizer
     raw = json.loads((upstream.folder / "processor_config.json").read_text())["video_processor"]
     found = Gemma4ImageProcessorPil(**raw)(images=prompt.frames, **AS_FRAMES)
-    processor = object.__new__(Gemma4Processor)
-    processor.video_token = "<|video|>"
-    processor.boi_token, processor.eoi_token = (
-        tokenizer.convert_ids_to_tokens(token)
-        for token in (config.boi_token_id, config.eoi_token_id)
-    )
+    boi, eoi = tokenizer.convert_ids_to_tokens([config.boi_token_id, config.eoi_token_id])
+    processor = make_part(Gemma4Processor, video_token="<|video|>", boi_token=boi, eoi_token=eoi)
     metadata = SimpleNamespace(fps=1 / prompt.step_seconds, timestamps=prompt.times_s)
     counts = found["num_soft_tokens_per_image"].tolist()
     expanded = processor.replace_video_token(
         {"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0
     )
-    expanded = with_words(expanded, processor.eoi_token, prompt.words, "\n{}\n")
+    expanded = with_words(expanded, eoi, prompt.words, "\n{}\n")
     ids = upstream.encode(upstream.render(prompt.question, video=expanded, token="<|video|>"))
     return {
         "input_ids": ids,
@@ -358,11 +363,14 @@ def smolvlm_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
 
     Without frames, `CUT` stands in their place.
     """
-    processor = object.__new__(SmolVLMProcessor)
-    processor.image_token = "<image>"
-    processor.fake_image_token = "<fake_token_around_image>"
-    processor.global_image_token = "<global-img>"
-    processor.image_seq_len = upstream.model.model.image_seq_len
+    mark = "<fake_token_around_image>"
+    processor = make_part(
+        SmolVLMProcessor,
+        image_token="<image>",
+        fake_image_token=mark,
+        global_image_token="<global-img>",
+        image_seq_len=upstream.model.model.image_seq_len,
+    )
     metadata = SimpleNamespace(fps=1 / prompt.step_seconds, timestamps=prompt.times_s, duration=0)
     found = {"pixel_values": torch.zeros(1, len(prompt.video)), "video_metadata": [metadata]}
     intro = "You are provided the following series of frames from a video.\n" + (
@@ -370,7 +378,7 @@ def smolvlm_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     )
     with patch.multiple(processing_smolvlm, DEFAULT_VIDEO_INTRO=intro, num2words=str):
         expanded = processor.replace_video_token(found, 0)
-    expanded = with_words(expanded, processor.fake_image_token, prompt.words, "\n{}", 2)
+    expanded = with_words(expanded, mark, prompt.words, "\n{}", 2)
     template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE
     return upstream.render(prompt.question, *said, chat_template=template, video=expanded)
 
@@ -386,11 +394,13 @@ def smolvlm_inputs(upstream: Upstream, prompt: Prompt) -> TensorDict:
 
 def internvl_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     """The whole prompt as the processor writes it; without frames, `CUT` stands in their place."""
-    processor = object.__new__(InternVLProcessor)
-    processor.start_image_token = "<img>"
-    processor.end_image_token = "</img>"
-    processor.image_token = "<IMG_CONTEXT>"
-    processor.image_seq_length = upstream.model.config.image_seq_length
+    processor = make_part(
+        InternVLProcessor,
+        start_image_token="<img>",
+        end_image_token="</img>",
+        image_token="<IMG_CONTEXT>",
+        image_seq_length=upstream.model.config.image_seq_length,
+    )
     lines = processor.replace_video_token(
         {"pixel_values_videos": [torch.zeros(len(prompt.video))]}, 0
     )

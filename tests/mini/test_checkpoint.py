@@ -2,10 +2,8 @@
 that was seen.
 """
 
-import json
-
 import pytest
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
@@ -39,14 +37,6 @@ def test_the_vocabulary_has_every_word_of_the_questions_and_answers(
         questions = [text.format(**blank, name="Mara") for text in TEMPLATES[kind]]
         for text in (*questions, *ANSWERS[kind]):
             assert tokenizer.unk_token_id not in tokenizer(text).input_ids, text
-
-
-def test_the_folder_says_how_the_model_reads_time() -> None:
-    folder = MiniBackbone.folder("protokv/mini")
-    config = AutoConfig.from_pretrained(folder)
-    assert config.vision_config.tokens_per_second == 1
-    assert config.text_config.rope_parameters["mrope_section"] == [8, 4, 4]
-    assert json.loads((folder / "config.json").read_text())["protokv_fps"] == 2.0
 
 
 @pytest.mark.parametrize(("load", "length"), [("few", 17), ("many", 33)])
