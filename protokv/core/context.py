@@ -96,13 +96,13 @@ class Context:
         """Return the number of distinct times older than the near window, in the layer and head
         that has most.
         """
-        raise ValueError("this context does not know the positions of its slots")
+        raise NotImplementedError
 
     def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> Context:
         """Return the same tokens at consecutive positions; `span` are set aside for older ones,
         None: those needed.
         """
-        raise ValueError("this context does not know the positions of its slots")
+        raise NotImplementedError
 
     def visible_tokens(self) -> int:
         """Return the number of slots in use, in the layer and head that has most."""
@@ -214,22 +214,15 @@ class SlotContext(Context):
         shift = near - begins
         moving = mark_moving_components(anchoring.moving, places.shape[-1], places.device)
         own = places[..., far, :]
-        time = places[..., far, 0]
-        chosen = older[..., None]
-        moves = torch.where(older, torch.where(shift > 0, begins - 1 - rank - time, 0), -shift)
-        # The highest position of each component, `[P]`: of older slots, if they stay and if they
-        # move, and of all others after the prompt prefix.
-        still = _highest(own, chosen, never, keep=1)
-        moved = _highest(own - (time + rank)[..., None], chosen, never, keep=1) + begins - 1
-        rest = torch.maximum(
-            _highest(own, live[..., far, None] & ~chosen, never, keep=1),
-            _highest(places[..., far.stop :, :], live[..., far.stop :, None], never, keep=1),
+        moves = torch.where(
+            older, torch.where(shift > 0, begins - 1 - rank - own[..., 0], 0), -shift
         )
-        highest = torch.maximum(
-            torch.where(still > never, torch.where(moving > 0, moved, still), never),
-            torch.where(rest > never, rest - moving * shift, never),
+        # The highest position of a slot after the prompt prefix, where it is shown.
+        shown = torch.cat(
+            (own + moves[..., None] * moving, places[..., far.stop :, :] - moving * shift), -2
         )
-        after = highest.max().clamp(min=anchoring.origin - 1) + 1
+        highest = _highest(shown.amax(-1), live[..., far.start :], never)
+        after = highest.clamp(min=anchoring.origin - 1) + 1
         next_position = torch.where(shift > 0, after, anchoring.end)
         slots = replace(self, parts=(slice(None),))
         return CompactContext(
@@ -271,14 +264,10 @@ class SlotContext(Context):
         return near, older, torch.zeros_like(order).scatter_(-1, order, rank)
 
 
-def _highest(values: Tensor, chosen: Tensor, never: int, *, keep: int = 0) -> Tensor:
-    """Return the highest chosen value over all but the last `keep` axes; `never` if there is
-    none.
-    """
-    flat = values.masked_fill(~chosen, never).flatten(0, values.ndim - 1 - keep)
-    return (
-        flat.amax(0) if flat.shape[0] else torch.full(flat.shape[1:], never, device=values.device)
-    )
+def _highest(values: Tensor, chosen: Tensor, never: int) -> Tensor:
+    """Return the highest chosen value, `[]`; `never` if there is none."""
+    found = values.masked_fill(~chosen, never)
+    return found.amax() if found.numel() else found.new_full((), never)
 
 
 @dataclass(frozen=True, slots=True)

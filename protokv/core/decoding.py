@@ -67,20 +67,22 @@ class Decoding:
     schema: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
-            raise ConfigError(
-                f"max_new_tokens is {self.max_new_tokens}", hint=f"use 1 to {MOST_NEW_TOKENS}"
-            )
-        if not self.temperature >= 0:
-            raise ConfigError(f"temperature is {self.temperature}", hint="use 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}", hint="use a share above 0, at most 1")
-        if type(self.top_k) is not int or self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}", hint="use a number of tokens, or 0 for all")
-        if not 0 < self.repetition_penalty < inf:
-            raise ConfigError(
-                f"repetition_penalty is {self.repetition_penalty}", hint="use 1 (none) or more"
-            )
+        checks = {
+            "max_new_tokens": (
+                1 <= self.max_new_tokens <= MOST_NEW_TOKENS,
+                f"1 to {MOST_NEW_TOKENS}",
+            ),
+            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
+            "top_p": (0 < self.top_p <= 1, "a share above 0, at most 1"),
+            "top_k": (
+                type(self.top_k) is int and self.top_k >= 0,
+                "a number of tokens, or 0 for all",
+            ),
+            "repetition_penalty": (0 < self.repetition_penalty < inf, "1 (none) or more"),
+        }
+        for name, (fits, wanted) in checks.items():
+            if not fits:
+                raise ConfigError(f"{name} is {getattr(self, name)}", hint=f"use {wanted}")
         if len(self.choices) == 1:
             raise ConfigError("a single choice is none", hint="give two or more")
 
@@ -135,10 +137,10 @@ class TokenSampler:
         self._guide = guide
         self._decoding = decoding
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
-        penalises = decoding.repetition_penalty != 1
-        self._ids = (
-            torch.tensor(list(prompt), dtype=torch.int64, device=device) if penalises else None
-        )
+        self._ids: Tensor | None = None
+        if decoding.repetition_penalty != 1:
+            ids = [one for one in prompt if one >= 0]
+            self._ids = torch.tensor(ids, dtype=torch.int64, device=device)
         self._counts: Tensor | None = None
         self._chances: list[tuple[Tensor, Tensor]] = []
 
@@ -212,15 +214,9 @@ class TokenSampler:
 
 
 def penalise_repetition(logits: Tensor, ids: Tensor, penalty: float) -> Tensor:
-    """Return logits `[vocabulary]`, those of tokens in `ids` `[n]` less likely by a penalty;
-    negative ids are none.
-    """
-    # Boolean indexing would wait for the device, so what is no token goes into one slot more.
-    marks = torch.zeros(len(logits) + 1, dtype=torch.bool, device=ids.device)
-    marks.scatter_(0, torch.where(ids < 0, len(logits), ids), True)
-    return torch.where(
-        marks[:-1], torch.where(logits < 0, logits * penalty, logits / penalty), logits
-    )
+    """Return logits `[vocabulary]`, those of tokens in `ids` `[n]` less likely by a penalty."""
+    known = logits[ids]
+    return logits.scatter(0, ids, torch.where(known < 0, known * penalty, known / penalty))
 
 
 class Detokenizer:

@@ -63,25 +63,16 @@ def test_a_memory_keeps_its_name_whatever_its_settings(name: str) -> None:
     [
         ("budget", 0),
         ("budget", 8),
-        ("budget", "6k"),
         ("budget", True),
-        ("budget", 6000.0),
         ("budget", 2**24 + 1),
-        ("seed", 2**63),
         ("pseudo_tokens", 0),
         ("split", (1, 2, 3)),
-        ("split", "1:3"),
-        ("split", (1, 10**30)),
         ("spatial_weight", -0.1),
         ("merge", 1),
         ("spatial_weight", float("nan")),
         ("spatial_weight", 10**400),
-        ("idle_weight", float("inf")),
-        ("idle_steps", -1),
         ("key_rate", 1.01),
         ("decay", "sometimes"),
-        ("anchor", None),
-        ("codewords", 1),
         ("warmup_residuals", 15),
     ],
 )
@@ -97,16 +88,10 @@ def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object)
     ("kind", "settings", "said"),
     [
         ("paper", {"split": (0, 0)}, "split: "),
-        ("paper", {"split": (-1, 3)}, "split: "),
-        ("dycoke", {"merge_share": 1.1}, "merge_share"),
-        ("hermes", {"deep_share": 1.1}, "deep_share"),
         ("hermes", {"shallow_share": 0.8, "deep_share": 0.3}, "together"),
-        ("infinipot-v", {"redundancy_share": 1.01}, "redundancy_share"),
-        ("infinipot-v", {"recent_share": float("nan")}, "recent_share"),
-        ("last-frames", {"last_steps": 0}, "last_steps"),
         *(
             ("durable", {"center_bits": bits}, "center_bits: expected one of 8, 32, got")
-            for bits in (16, True, 8.0, "8")
+            for bits in (16, 8.0, "8")
         ),
     ],
 )

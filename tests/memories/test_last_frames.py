@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core.backbone import Backbone
+from protokv.core.build import build_memory
 from protokv.core.context import SlotContext
-from protokv.memories import LastFramesConfig, MemoryConfig
-from protokv.memories.last_frames import LastFramesMemory
+from protokv.memories import LastFramesConfig, MemoryConfig, SlidingWindowConfig
 from protokv.stream.session import Session
 from tests.conftest import random_frames, watched
 from tests.core.streams import World, shape_of
@@ -19,7 +19,7 @@ QUESTION = "what is the first star ?"
 
 @given(
     st.integers(1, 30),
-    st.integers(1, 6),
+    st.integers(1, 6) | st.just(99),
     st.lists(st.integers(1, 9), min_size=1, max_size=20),
     st.integers(0, 99),
 )
@@ -28,9 +28,13 @@ def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
 ) -> None:
     shape = shape_of(heads=2)
     world = World(shape, seed)
-    memory = LastFramesMemory(
-        LastFramesConfig(budget=budget, last_steps=last_steps), shape, world.rotary
+    # More steps than there are: a sliding window.
+    config = (
+        LastFramesConfig(budget=budget, last_steps=last_steps)
+        if last_steps < len(lengths)
+        else SlidingWindowConfig(budget=budget)
     )
+    memory = build_memory(config, shape, world.rotary)
     memory.start(*world.sink())
     steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
     held: list[list[int]] = []

@@ -22,5 +22,7 @@ def round_center(key: Tensor, value: Tensor, mass: int) -> tuple[Tensor, Tensor]
         for feature in group:
             sequence = (mass * 3242174889 + feature * 2447445414) % 2**32
             up = sequence // 2**15 / 2**17 if mass > 1 else 0.5
-            numbers[feature] = math.floor(numbers[feature] / unit + up) * unit
+            # What is too small for a unit is 0.
+            code = math.floor(numbers[feature] / unit + up) if most >= 2.0**-121 else 0
+            numbers[feature] = code * unit
     return torch.tensor(numbers[:D]), torch.tensor(numbers[D:])

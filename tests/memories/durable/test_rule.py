@@ -277,11 +277,12 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant(budget: int) -> 
         assert torch.equal(state["bank.position"][0, head, slot], cue.positions[0].int())
 
 
-def test_centres_are_rounded_as_written_out() -> None:
+@pytest.mark.parametrize("scale", [0.0, 1e-40, 1e-30, 1.0, 1e37])
+def test_centres_are_rounded_as_written_out(scale: float) -> None:
     shape = shape_of(layers=1, heads=1, size=12)
     bank = QuantizedBank(shape, 60, KVSlots(shape, far=60, near=0))
     generator = torch.Generator().manual_seed(2)
-    centers = torch.randn(60, 24, generator=generator)
+    centers = torch.randn(60, 24, generator=generator) * scale
     mass = torch.arange(60) * 37 % 1500
     rows = torch.arange(60)
     found, shown = bank.write_(rows, centers, mass)
