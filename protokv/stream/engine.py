@@ -137,8 +137,8 @@ class EngineSession(Session):
         decoding = writer.decoding
         if decoding.schema or evidence:
             raise ConfigError(
-                "an engine does not tell what its answers stand on, and is held to no schema of "
-                "others than choices",
+                "an engine does not tell what its answers stand on, and is held to no schema but "
+                "choices",
                 hint="ask for that without --engine",
             )
         with self._lock:
