@@ -2,9 +2,8 @@
 
 All memories share the embedding of a step and one forward (`protokv.stream.taking`), and what is
 asked at one time is answered together (`protokv.stream.together`). Latencies run from the questions
-to the first and the last token. If each is asked alone, they come after one answer that is not
-counted. A benchmark's own query is asked before the first step with a later frame; a delayed one
-after the step that reaches its time.
+to the first and the last token. A benchmark's own query is asked before the first step with a later
+frame; a delayed one after the step that reaches its time.
 """
 
 from __future__ import annotations
@@ -142,12 +141,11 @@ class _Run:
     session: Session
     variant: MemoryVariant
     left: list[PlannedAnswer]
-    warm: bool = False
     timings: Timings = field(default_factory=Timings)
 
     def __post_init__(self) -> None:
         self.session.timings = self.timings
-        self.timings.synchronise = partial(_synchronise, self.session)
+        self.timings.synchronise = partial(_synchronise, self.session.backbone)
 
     def take_due(self, until_s: float, causal: bool | None) -> list[PlannedAnswer]:
         """Return what is due at a stream time: causal queries, the others, or all."""
@@ -190,11 +188,7 @@ def _ask_due(
 ) -> Iterator[AnswerRow]:
     """Ask what is due, and yield the rows in this order."""
     asked = [AskedQuestion(run.session, one.trial.asked, setup.decoding) for run, one in due]
-    for (run, _), first in zip(due, asked, strict=True):
-        if setup.at_once == 1 and not run.warm:
-            run.session.ask(first.question, first.decoding)
-            run.warm = True
-        _synchronise(run.session)
+    _synchronise(setup.backbone)
     answers = ask_together(asked, setup.at_once)
     together = min(setup.at_once, sum(one.session.joins for one in asked))
     for (run, one), answer in zip(due, answers, strict=True):
@@ -243,8 +237,8 @@ def replay_stream(
             return
         end_s = step.time_s + frames / setup.fps
         tokens = runs[0].session.embed(step.images, step.time_s, stream.words(step.time_s, end_s))
-        own = [run.session for run in runs if not run.variant.blind]
-        due = [DueSteps(session, [tokens], [step.time_s]) for session in own]
+        sees = [run.session for run in runs if not run.variant.blind]
+        due = [DueSteps(session, [tokens], [step.time_s]) for session in sees]
         for error in take_together(due, setup.at_once).values():
             raise error
         seen = now.tokens_seen + len(tokens.embeddings)
@@ -257,6 +251,6 @@ def replay_stream(
     yield from answer(math.inf)
 
 
-def _synchronise(session: Session) -> None:
-    if session.backbone.device.type == "cuda":
-        torch.cuda.synchronize(session.backbone.device)
+def _synchronise(backbone: Backbone) -> None:
+    if backbone.device.type == "cuda":
+        torch.cuda.synchronize(backbone.device)
