@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.state.checkpoint import save_state
-from protokv.state.describe import compare_states, convert_state, describe_state
+from protokv.state.describe import convert_state, describe_state
 from protokv.state.header import FORMAT_VERSION, digest_document, make_canonical_json
 from protokv.state.reader import StateReader, load_state, read_thumbnails
 from protokv.state.store import STATE_FORMS
@@ -128,9 +128,6 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "length beyond the file": in_file(lambda data: (2**40).to_bytes(8, "little") + data[8:]),
         "no document": lambda path: save_file({"a": torch.zeros(3)}, path),
         "a tensor without a digest": in_document("digests", lambda digests: digests.pop("offset")),
-        "a digest without a tensor": in_document(
-            "digests", lambda digests: digests.update({"x": "0"})
-        ),
         "another digest": in_document(
             "digests", lambda digests: digests.update({"offset": "0" * 32})
         ),
@@ -138,9 +135,6 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
             "header", lambda header: header.update(format_version=FORMAT_VERSION + 1)
         ),
         "a steps of text": in_document("header", lambda header: header["clock"].update(steps="9")),
-        "half of a character": in_document(
-            "header", lambda header: header["backbone"].update(name="\ud83d")
-        ),
         "half of a character in a record": in_document(
             "header", lambda header: header["source"].update(notes=[{"text": "\udd00"}])
         ),
@@ -164,9 +158,7 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "a place of the memo for each byte of memory": in_opcodes(b"\x80\x02}r\xff\xff\xff\xff."),
         "an integer of a million digits": in_opcodes(b"\x80\x02I" + b"9" * 1_000_000 + b"\n."),
         "much text in few bytes": in_opcodes(b"\x80\x02" + b"N" * (64 << 20), zipfile.ZIP_DEFLATED),
-        "a size that wraps": in_pickle({"protokv": "", "tensors": {"a": torch.zeros(2)[:0]}}),
         "no state": in_pickle({"weights": torch.zeros(3)}),
-        "tensors that are none": in_pickle({"protokv": "", "tensors": {"a": 1}}),
         "a strided tensor": in_pickle(
             {"protokv": "", "tensors": {"a": torch.zeros(1).expand(1 << 40)}}
         ),
@@ -175,7 +167,6 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "no root": lambda path: (path / "zarr.json").unlink(),
         "no chunk": lambda path: (path / "bank/mass/c.0.0.0").unlink(),
         "another chunk": lambda path: (path / "bank/mass/c.0.0.0").write_bytes(b"\1" * 264),
-        "no metadata": lambda path: (path / "bank/mass/zarr.json").unlink(),
         "compressed": in_array(
             lambda m: m["codecs"].append({"name": "gzip", "configuration": {"level": 1}})
         ),
@@ -194,17 +185,11 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "a pipe": pipe,
     },
 }
-READS = (
-    *(
-        StateReader.open,
-        lambda path: StateReader.open(path).commits_s,
-        describe_state,
-        read_thumbnails,
-    ),
-    *(
-        lambda path: convert_state(path, "b.pt"),
-        lambda path: compare_states(load_state(path), load_state(path)),
-    ),
+READS: tuple[Callable[[Path], object], ...] = (
+    lambda path: StateReader.open(path).commits_s,
+    describe_state,
+    read_thumbnails,
+    lambda path: convert_state(path, "b.pt"),
 )
 
 
