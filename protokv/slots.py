@@ -31,7 +31,7 @@ SLOTS_SUFFIX = ".kv.safetensors"
 _MOST_FILES = 256  # of a folder that stay open
 _KEY = "protokv_slots"  # of the head, in the metadata of the file
 _VERSION = 1
-_RANKS = {"keys": 4, "values": 4, "bias": 3, "positions": 4}
+_NAMES = ("keys", "values", "bias", "positions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class SlotsFile:
             opened: Any = safe_open(self.path, framework="pt")
             document = json.loads((opened.metadata() or {})[_KEY])
             self.head = SlotsHead(**{one.name: document[one.name] for one in fields(SlotsHead)})
-            self._slices = {name: opened.get_slice(name) for name in _RANKS}
-            shapes = {name: tuple(one.get_shape()) for name, one in self._slices.items()}
+            self._slices = {name: opened.get_slice(name) for name in _NAMES}
+            self.layers, _, self.kv_heads, self.head_size = self._slices["keys"].get_shape()
             self._file = opened
         except FileNotFoundError:
             raise StateNotFound(f"there is no file {self.path}") from None
@@ -94,13 +94,6 @@ class SlotsFile:
             ) from None
         if self.head.version != _VERSION:
             raise StateCorrupt(f"{self.path} is of version {self.head.version}, this reads 1")
-        self.layers, slots, self.kv_heads, self.head_size = shapes["keys"]
-        alike = all(
-            len(shape) == _RANKS[name] and shape[:3] == shapes["keys"][:3]
-            for name, shape in shapes.items()
-        )
-        if not alike or slots != self.head.slots or shapes["values"] != shapes["keys"]:
-            raise StateCorrupt(f"{self.path}: its tensors have shapes that do not fit each other")
 
     def read(self, layer: int, name: str, start: int = 0, end: int | None = None) -> Tensor:
         """Return the slots from `start` to `end` of a tensor of one layer."""
@@ -118,7 +111,7 @@ class SlotsFile:
 
     def verify(self) -> None:
         """Read every byte. StateCorrupt: they are not those that were written."""
-        if _digest({name: self._file.get_tensor(name) for name in _RANKS}) != self.head.digest:
+        if _digest({name: self._file.get_tensor(name) for name in _NAMES}) != self.head.digest:
             raise StateCorrupt(
                 f"{self.path}: its bytes are not those that were written",
                 hint="write it again: protokv inspect STATE -o NAME" + SLOTS_SUFFIX,
