@@ -50,6 +50,10 @@ class StateReader:
         """
         return replace(self, at_s=at_s)
 
+    @property
+    def _store(self) -> StateStore:
+        return find_store(self.path, to_read=True)
+
     @cached_property
     def wall_clocks(self) -> list[WallClockLog]:
         """The log of each live source, in order; empty for files. StateCorrupt if one makes no
@@ -66,19 +70,19 @@ class StateReader:
         """The stream times that `at` can read, in seconds, ascending; the last is the current
         commit's.
         """
-        return [time_s for time_s, _ in _list_commits(find_store(self.path, to_read=True))]
+        return [time_s for time_s, _ in _list_commits(self._store)]
 
     @cached_property
     def place(self) -> str | None:
         """Where the kept commit at `at_s` lies; None: it is the current one, at `path`."""
         if self.at_s is None:
             return None
-        return _find_commit(find_store(self.path, to_read=True), self.at_s)
+        return _find_commit(self._store, self.at_s)
 
     @property
     def stored_bytes(self) -> int:
         """Of the commit at `at_s`, on disk."""
-        return find_store(self.path, to_read=True).read_header(self.place)[1]
+        return self._store.read_header(self.place)[1]
 
     @cached_property
     def state(self) -> State:

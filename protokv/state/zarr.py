@@ -119,7 +119,7 @@ def _describe(name: str, tensor: Tensor, known: TensorSpec | None) -> dict[str, 
     """Return the names of the axes, and what else other programs can show of an array."""
     attributes = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
     axes = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
-    if known is not None and len(known.dims) == len(axes):
+    if known is not None:
         attributes |= {
             key: text for key, text in (("long_name", known.meaning), ("units", known.unit)) if text
         }

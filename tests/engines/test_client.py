@@ -201,12 +201,3 @@ class TestCommands:
         assert json.loads(found) == {"seen": expected.text}
         assert held.status_code == 400
         assert "held to no schema" in held.text
-
-
-def test_a_state_of_no_fixed_slots_is_refused(
-    backbone: Backbone, tmp_path: Path, folder: Path
-) -> None:
-    path = tmp_path / "talk.safetensors"
-    watched(backbone, MemoryConfig.of("rekv", budget=41), range(3)).save(path)
-    with pytest.raises(ConfigError, match="rekv chooses by the question"):
-        EngineSession.open(StateReader.open(path), Engine("http://x"), "talk", str(folder))

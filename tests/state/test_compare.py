@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from protokv.state.describe import compare_states
@@ -31,25 +30,17 @@ def test_a_flipped_bit_anywhere_is_one_differing_element() -> None:
             )
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "differing", "distance"),
-    [
-        ([1.0, 2.0, 3.0, 4.0], [1.0, 2.5, 3.0, 0.0], 2, 4.0),
-        ([1.0, 2.0], [float("nan"), 2.5], 2, None),
-        ([0.0], [-0.0], 1, 0.0),
-    ],
-)
-def test_the_largest_distance_is_told_if_it_is_finite(
-    a: list[float], b: list[float], differing: int, distance: float | None
-) -> None:
-    (found,) = compare_states(*(make(tensors={"a": torch.tensor(one)}) for one in (a, b)))[
-        "tensors"
-    ]
-    assert (found["elements"], found["differing"], found["max_abs_difference"]) == (
-        len(a),
-        differing,
-        distance,
-    )
+def test_the_largest_distance_is_told_if_it_is_finite() -> None:
+    nan = float("nan")
+    ours = {"far": [1.0, 2.0, 3.0], "none": [1.0, 2.0], "zero": [0.0]}
+    theirs = {"far": [1.0, 2.5, 0.0], "none": [nan, 2.5], "zero": [-0.0]}
+    each = ({name: torch.tensor(one) for name, one in side.items()} for side in (ours, theirs))
+    found = compare_states(*(make(tensors=one) for one in each))["tensors"]
+    assert {one["name"]: (one["differing"], one["max_abs_difference"]) for one in found} == {
+        "far": (2, 3.0),
+        "none": (2, None),
+        "zero": (1, 0.0),
+    }
 
 
 def test_what_differs_in_form_or_is_on_one_side_is_told_with_both_values() -> None:

@@ -190,11 +190,7 @@ def test_a_zarr_folder_of_others_is_not_replaced_and_an_empty_or_damaged_one_is(
 
 
 AXES = ("layer", "kv_head", "prototype")
-SPECS = (
-    TensorSpec("bank.mass", AXES, (2, 3, 11), torch.float32, "tokens in it", "tokens"),
-    # Of another tensor; it is ignored.
-    TensorSpec("near.step", AXES, (2, 3, 11), torch.int64, "no such thing"),
-)
+SPECS = (TensorSpec("bank.mass", AXES, (2, 3, 11), torch.float32, "tokens in it", "tokens"),)
 
 
 def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(tmp_path: Path) -> None:
