@@ -256,15 +256,6 @@ def ingest(
 
             ingest_live(out, {one: _open_stdin(one) for one in sources}, state.state or ".", chosen)
             return
-        if (
-            (state.keep or 0) > 1
-            and state.every is None
-            and (many or source_kind(sources[0]) == "file")
-        ):
-            out.note(
-                "Warning: --keep without --every: a commit comes once a minute of the clock. Try "
-                "--every 30s"
-            )
         if many:
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
             return

@@ -36,7 +36,6 @@ from protokv_cli.output import (
     show_timings,
 )
 
-_MEASURED = 100  # beyond this part of the tokens nothing was measured
 # of the last event, but in JSON
 _HIDDEN = ("source", "steps", "stream_time_s", "state_bytes", "complete", "damaged")
 
@@ -176,7 +175,7 @@ def show_query_hint(out: Output, states: str, model: str | None, named: object) 
 
 
 def _note_start(out: Output, started: events.IngestStarted, source: str) -> None:
-    """Note where the run begins, and warn of what may surprise the user."""
+    """Note where the run begins, and by which model and words."""
     if not started.locked:
         out.note(
             f"{started.state} cannot be locked there: nothing keeps others from writing it at the "
@@ -191,11 +190,6 @@ def _note_start(out: Output, started: events.IngestStarted, source: str) -> None
     out.note(f"model: {started.model} in {started.dtype}", once=True)
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
-    if started.source_fps and started.fps > 1.01 * started.source_fps:
-        out.note(
-            f"Warning: --fps {started.fps:g} shows some of the {started.source_fps:g} frames a "
-            "second again"
-        )
 
 
 def _note_news(out: Output, event: IngestEvent, source: str) -> None:
@@ -253,9 +247,7 @@ def name_event(event: IngestEvent) -> str:
 def _describe_share(
     tokens: float, memory: events.IngestProgress | IngestEstimate, budget: int
 ) -> str:
-    """Return which part of the tokens of a whole video a budget keeps, in which form, and whether
-    that was measured.
-    """
+    """Return which part of the tokens of a whole video a budget keeps, and in which form."""
     kept = memory.near_tokens + memory.prototypes if memory.prototypes else budget
     if tokens <= kept:
         return "the budget keeps all of the video"
@@ -268,9 +260,7 @@ def _describe_share(
             f" ({memory.near_tokens:,} tokens exactly, {memory.prototypes:,} prototypes of older "
             f"ones{words})"
         )
-    return share + (times > _MEASURED) * (
-        f", beyond what was measured (1/{_MEASURED}): a greater --budget keeps more"
-    )
+    return share
 
 
 def show_estimate(out: Output, found: IngestEstimate, budget: int) -> None:

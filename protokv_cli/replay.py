@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from protokv.replay.benchmarks.base import Benchmark
     from protokv.replay.dataset import OpenDataset
     from protokv.replay.judges import Judge
-    from protokv.replay.plan import ReplayFailure, ReplayPlan
+    from protokv.replay.plan import ReplayPlan
     from protokv.replay.rows import AnswerRow, AnswerRowFile
-    from protokv.replay.runner import ReplayProgress
     from protokv.replay.streams import ReplayStream
 
 _TEXT = "Video files; with --report, files of results."
@@ -313,14 +312,26 @@ def _run(
     """
     from protokv.replay.judges import judge_rows
     from protokv.replay.plan import ReplayFailure, run_replay_plan
+    from protokv.replay.runner import ReplayProgress
 
     unread = dict(opened.missing)
     answers = plan.cost(rows.rows)["answers"]
-    with handle_signals(out.note) as stop, _ReplayBar(out, answers, unread) as bar:
+    given = 0
+    began_s = time.monotonic()
+    with handle_signals(out.note) as stop, ProgressBar(out, f"0 of {answers} answers") as bar:
         for event in run_replay_plan(plan, rows, should_stop=lambda: bool(stop)):
-            if isinstance(event, ReplayFailure) and len(plan.answers) == 1:
-                raise event.error
-            bar.follow(event)
+            if isinstance(event, ReplayFailure):
+                if len(plan.answers) == 1:
+                    raise event.error
+                unread[event.video] = event.error.message
+                out.error(f"left out: {event.video}: {event.error.message}")
+            elif not isinstance(event, ReplayProgress):
+                given += 1
+            elif bar.due():
+                at = f"{format_time(event.stream_time_s)} / {format_time(event.length_s)}"
+                left = format_time_left(given, answers - given, time.monotonic() - began_s)
+                parts = [f"{given} of {answers} answers", *left, f"{event.video} {at}"]
+                bar.show(parts, given, answers)
         keys = [key for key in plan.trials if key in rows.rows]
         judged = judge_rows(rows, keys, referee) if referee and stop.exit is None else ()
         without = sum(row is None for row in takewhile(lambda _: not stop, judged))
@@ -339,36 +350,6 @@ def _run(
         out.note(f"stopped; what is done is in {rows.path}. Continue with the same command.")
         raise typer.Exit(stop.exit)
     return unread
-
-
-class _ReplayBar(ProgressBar):
-    """Takes each event of a replay and shows its progress; unreadable videos are told and added to
-    `unread`.
-    """
-
-    def __init__(self, out: Output, answers: int, unread: MutableMapping[str, str]) -> None:
-        self._answers = answers
-        self._given = 0
-        self._unread = unread
-        self._began_s = time.monotonic()
-        super().__init__(out, f"0 of {answers} answers")
-
-    def follow(self, event: AnswerRow | ReplayProgress | ReplayFailure) -> None:
-        """Show an event."""
-        from protokv.replay.plan import ReplayFailure
-        from protokv.replay.runner import ReplayProgress
-
-        if isinstance(event, ReplayFailure):
-            self._unread[event.video] = event.error.message
-            self._out.error(f"left out: {event.video}: {event.error.message}")
-        elif not isinstance(event, ReplayProgress):
-            self._given += 1
-        elif self.due():
-            where = f"{format_time(event.stream_time_s)} / {format_time(event.length_s)}"
-            elapsed_s = time.monotonic() - self._began_s
-            left = format_time_left(self._given, self._answers - self._given, elapsed_s)
-            given = f"{self._given} of {self._answers} answers"
-            self.show([given, *left, f"{event.video} {where}"], self._given, self._answers)
 
 
 def _show_report(
