@@ -34,10 +34,9 @@ class Seen:
 
     def lines(self) -> list[str]:
         """Return the lines on the terminal at the end, without empty ones."""
-        screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000)
+        screen = pyte.Screen(COLUMNS, 10 * ROWS)
         pyte.Stream(screen).feed(self.screen)
-        above = ["".join(row[i].data for i in range(COLUMNS)) for row in screen.history.top]
-        return [line.rstrip() for line in (*above, *screen.display) if line.strip()]
+        return [line.rstrip() for line in screen.display if line.strip()]
 
 
 @contextmanager

@@ -135,24 +135,17 @@ def test_each_state_is_made_and_asked_with_the_revision_that_it_records(
     content[-4] ^= 1
     weights.write_bytes(content)
     with hub_environment(protokv, HF_ENDPOINT="http://127.0.0.1:9") as environment:
-        for revision, state, commit in (
-            (TAG, "tag.safetensors", TAGGED),
-            ("main", "main.zarr", SHA),
-        ):
-            watch = ("-o", state, "--model", NAME, "--revision", revision, "--budget", "24")
-            result = protokv("ingest", video, *watch, env=environment)
-            assert result.code == ExitCode.DONE, result.err
-            found = StateReader.open(state).header.backbone
-            digest = digest_weights(str(cache / "snapshots" / commit))
-            assert (found.revision, found.weights_digest) == (commit, digest)
-            for named in ((), ("--model", NAME)):
-                asked = protokv(
-                    "query", state, "what ?", "--max-new-tokens", "1", *named, env=environment
-                )
-                assert asked.code == ExitCode.DONE, asked.err
-        wrong = protokv(
-            "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG, env=environment
-        )
+        watch = ("ingest", video, "--model", NAME, "--revision", TAG, "--budget", "24")
+        result = protokv(*watch, env=environment)
+        assert result.code == ExitCode.DONE, result.err
+        found = StateReader.open("clip.safetensors").header.backbone
+        assert found.revision == TAGGED
+        assert found.weights_digest == digest_weights(str(cache / "snapshots" / TAGGED))
+        ask = ("query", "clip.safetensors", "what ?", "--max-new-tokens", "1")
+        for named in ((), ("--model", NAME)):
+            asked = protokv(*ask, *named, env=environment)
+            assert asked.code == ExitCode.DONE, asked.err
+        wrong = protokv(*ask, "--model", NAME, "--revision", "main", env=environment)
         assert "its backbone.weights_digest is" in wrong.err
 
 
