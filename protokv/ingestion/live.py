@@ -269,8 +269,6 @@ class _Feed:
         # The step that has begun, and the first slot that no step reaches; a slot is 1 / fps.
         self._group: list[SampledFrame] = []
         self._next_slot = math.ceil(from_s * fps - 1e-6)
-        # Whether the source gave frames, to this run or to an earlier one.
-        self._ever = from_s > 0
         self._stall_s = options.lost_after_s(kind)
         self._once = kind == PIPE
         self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
@@ -317,7 +315,6 @@ class _Feed:
             now_s = self._clock()
             end_s = self.end_s
             self._end_step()
-            self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
             # The time of the attempt is a part of the pause: a listener waits for its publisher.
             pause_s = first_s if frames else pause_s
@@ -327,7 +324,8 @@ class _Feed:
             # Do not retry a wrong address, unless the user said for how long. Cameras lock out a
             # client that tries a password again and again.
             wrong = (ConfigError, SourceDenied, *([SourceNotFound] if give_up_s is None else []))
-            hopeless = not self._ever and isinstance(error, wrong)
+            # It never gave a frame, to this run or to an earlier one.
+            hopeless = self._next_slot == 0 and isinstance(error, wrong)
             if (
                 hopeless
                 or self._once

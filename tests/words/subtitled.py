@@ -58,15 +58,13 @@ def write_subtitled(
                 packet.duration = long_ms
                 packet.pts = packet.dts = late_ms + round(1000 * start_s)
                 packets.append(packet)
-        packets.sort(key=lambda packet: packet.pts, reverse=True)
         for n in range(5 * seconds):
             frame = av.VideoFrame.from_ndarray(
                 np.full((48, 64, 3), 8 * n, np.uint8), "rgb24"
             ).reformat(format="yuv420p")
             frame.pts = late_ms + 200 * n
             frame.time_base = MS
-            while packets and packets[-1].pts <= frame.pts:
-                output.mux(packets.pop())
-            output.mux(video.encode(frame))
-        output.mux(video.encode(None))
+            packets += video.encode(frame)
+        packets += video.encode(None)
+        output.mux(sorted(packets, key=lambda packet: packet.dts * packet.time_base))
     return path
