@@ -273,10 +273,6 @@ class SourceSlice(Source):
             raise ConfigError(
                 f"{info.name} cannot be read in parts", hint="leave out --start and --duration"
             )
-        if duration_s is not None and not duration_s > 0:
-            raise ConfigError(
-                f"a part of {duration_s:g} s holds nothing", hint="use a --duration above 0"
-            )
         if info.duration_s is not None and start_s >= info.duration_s:
             raise ConfigError(
                 f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s",
