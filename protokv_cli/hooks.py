@@ -75,7 +75,10 @@ class SubprocessHook(AbstractContextManager["SubprocessHook"]):
         except subprocess.TimeoutExpired:
             why = f"timed out after {self._limit_s:g} s, and is ended with its children"
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                if os.name == "posix":
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
             process.communicate()
         if why:
             self._say(f"Warning: --exec: {self._command[0]}: {why}")

@@ -72,7 +72,9 @@ class EventPrinter(ProgressBar):
         _note_news(out, event, source)
         if isinstance(event, events.IngestProgress) and not self._show_progress(event, source):
             return
-        row = {"type": name_event(event), "source": source, **asdict(event)}
+        begun = self._begun.get(source)
+        name = source if begun is None else begun.source
+        row = {"type": name_event(event), "source": name, **asdict(event)}
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings)
         if isinstance(event, events.QuestionAnswered):
