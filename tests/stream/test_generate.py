@@ -1,4 +1,4 @@
-"""`generate` with a question of `protokv.Cache`, in every mode that transformers has.
+"""`generate` with a question of `protokv.Cache`, in every mode in which transformers forwards.
 
 It answers as over the whole text, or one line refuses it; asking changes nothing.
 """
@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingCriteriaList
 
 import protokv
 from protokv.errors import ConfigError
@@ -19,50 +16,15 @@ from tests.backbones.texts import texts, watch
 from tests.core.streams import copy_of, same
 from tests.stream.test_held import ANSWER, make
 
-
-class _Streamer:
-    """Takes tokens as a streamer of transformers does."""
-
-    def put(self, tokens: Tensor) -> None:
-        """Take some."""
-
-    def end(self) -> None:
-        """Hear that there are no more."""
-
-
-def _make_words() -> Any:
-    """Return a tokenizer for which each id is a word; stop strings ask it."""
-    # transformers tells the words of a tokenizer apart by this prefix.
-    words = Tokenizer(WordLevel({"abcdef": 0} | {f"w{i}.": i for i in range(1, 96)}))
-    return PreTrainedTokenizerFast(tokenizer_object=words)
-
-
-def _favour(ids: Tensor, scores: Tensor) -> Tensor:
-    """Return other scores, as a logits processor of a user does."""
-    return scores + torch.arange(scores.shape[-1]) / 50
-
-
-def _stop(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-    return ids[:, -1] % 3 == 0
-
-
+# Modes that forward in another way; how a token is chosen among logits is transformers' own.
 MODES: dict[str, Keywords] = {
     "greedy": {},
     "sample": {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 9, "min_p": 0.01},
     "prompt lookup": {"prompt_lookup_num_tokens": 3},
     "early exit": {"assistant_early_exit": 2},
-    "streamer": {"streamer": _Streamer()},
-    "dictionary": {"return_dict_in_generate": True, "output_scores": True, "output_logits": True},
     "hidden states": {"return_dict_in_generate": True, "output_hidden_states": True},
-    "logits processor": {"logits_processor": LogitsProcessorList([_favour])},
-    "stopping criterion": {"stopping_criteria": StoppingCriteriaList([_stop])},
-    "stop strings": {"stop_strings": ["w20."], "tokenizer": _make_words()},
-    "forbidden words": {"bad_words_ids": [[7]], "suppress_tokens": [9], "min_new_tokens": 4},
-    "biased words": {"sequence_bias": {(11,): -2.0}, "renormalize_logits": True},
     "guidance": {"guidance_scale": 1.5},
     "prefill in chunks": {"prefill_chunk_size": 2},
-    "most seconds": {"max_time": 1000.0},
-    "ends": {"eos_token_id": [2, 20]},
 }
 REFUSED: dict[str, tuple[Keywords, str]] = {
     "beams": ({"num_beams": 2}, "one stream"),
