@@ -91,9 +91,9 @@ def compare_paired(
     known = {(row.video, row.question_id, row.delay_s): row.correct for row in others}
     scores: dict[str, list[float]] = {}
     for row in rows:
-        other = known.get((row.video, row.question_id, row.delay_s))
-        if other is not None:
-            scores.setdefault(row.video, []).append(float(row.correct) - float(other))
+        key = (row.video, row.question_id, row.delay_s)
+        if key in known:
+            scores.setdefault(row.video, []).append(float(row.correct) - known[key])
     flat = [score for found in scores.values() for score in found]
     if not flat:
         return None

@@ -91,11 +91,7 @@ def find_dataset_video(root: Path, path: str) -> Path | None:
     if not parts or ".." in parts:
         return None
     places = [root / folder / Path(*parts[i:]) for i in range(len(parts)) for folder in _VIDEOS]
-    complete = PurePosixPath(path).suffix.lower() in _SUFFIXES
-    named = [
-        place.with_name(place.name + end)
-        for place in places
-        for end in (("",) if complete else _SUFFIXES)
-    ]
-    named += [place.with_suffix(suffix) for place in places for suffix in _SUFFIXES]
+    name = PurePosixPath(parts[-1])
+    stem = name.stem if name.suffix.lower() in _SUFFIXES else name.name
+    named = [*places, *(place.with_name(stem + end) for place in places for end in _SUFFIXES)]
     return next((path for path in named if path.is_file()), None)
