@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -195,11 +196,8 @@ def test_a_model_that_reads_more_or_turns_otherwise_is_refused(
 def test_whatever_a_model_raises_at_its_first_token_is_one_line(llama: Any, kind: Any) -> None:
     model = copy.deepcopy(llama)
     model.set_attn_implementation("eager")
-
-    def fail(*_: Any) -> None:
-        raise kind("there is no kernel\nof this size")
-
-    model.model.layers[1].mlp.register_forward_hook(fail)
+    no_kernel = Mock(side_effect=kind("there is no kernel\nof this size"))
+    model.model.layers[1].mlp.register_forward_hook(no_kernel)
     with pytest.raises(ConfigError, match="there is no kernel") as told:
         protokv.Cache(model)
     assert "\n" not in told.value.message
@@ -208,10 +206,7 @@ def test_whatever_a_model_raises_at_its_first_token_is_one_line(llama: Any, kind
 
 @contextmanager
 def failing(module: Any) -> Iterator[None]:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("no memory left")
-
-    hook = module.register_forward_hook(fail)
+    hook = module.register_forward_hook(Mock(side_effect=RuntimeError("no memory left")))
     try:
         with pytest.raises(RuntimeError, match="no memory left"):
             yield
@@ -403,11 +398,8 @@ def test_a_memory_that_failed_within_a_step_is_of_no_use(
     cache = protokv.Cache(llama, 24)
     (ids,) = texts(1)
     watch(llama, cache, texts(4))
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("no memory left")
-
-    monkeypatch.setattr(cache.memory, "append", fail)
+    no_memory = Mock(side_effect=RuntimeError("no memory left"))
+    monkeypatch.setattr(cache.memory, "append", no_memory)
     with pytest.raises(RuntimeError, match="no memory left"):
         watch(llama, cache, [ids])
     for use in (lambda: watch(llama, cache, [ids]), lambda: cache.save(tmp_path / "x.safetensors")):

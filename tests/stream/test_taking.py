@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -217,11 +218,8 @@ def test_a_stream_that_cannot_take_its_step_leaves_the_others_alone(
     first: list[Due] = [(place, 4, [9]) for place in range(5)]
     assert not take_together(make_due([*sessions, alone], first))
     sessions[0].outside = True
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(sessions[2].memory, "append", fail)
+    no_room = Mock(side_effect=RuntimeError("no room"))
+    monkeypatch.setattr(sessions[2].memory, "append", no_room)
     due: list[Due] = [(place, 5, [7, 4]) for place in range(4)]
     failed = take_together(make_due(sessions, due))
     assert [type(failed.get(one)) for one in sessions] == [
