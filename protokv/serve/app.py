@@ -64,6 +64,9 @@ class ServerLimits:
     connections: int = 128  # at once; beyond, those go first that ask nothing
 
 
+_LIMITS = ServerLimits()
+
+
 class _TooMuch(ProtoKVError):
     """A question goes beyond the limits."""
 
@@ -72,7 +75,7 @@ def build_app(
     states: StateFolder,
     *,
     token: str | None = None,
-    limits: ServerLimits | None = None,
+    limits: ServerLimits = _LIMITS,
     fed: FedSessions | None = None,
     origins: Sequence[str] = (),
 ) -> Starlette:
@@ -82,7 +85,7 @@ def build_app(
     With `fed`, clients may feed sessions; pages of `origins`, such as http://localhost:3000, may
     ask, too. ConfigError: no client could send the token, or an origin is none.
     """
-    server = _Server(states, AccessCheck(token, origins), limits or ServerLimits(), fed)
+    server = _Server(states, AccessCheck(token, origins), limits, fed)
     page = WebPage(states)
     feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
@@ -109,13 +112,12 @@ def build_app(
 
 
 def make_uvicorn_config(
-    app: Starlette, host: str, port: int, limits: ServerLimits | None = None
+    app: Starlette, host: str, port: int, limits: ServerLimits = _LIMITS
 ) -> uvicorn.Config:
     """Return how uvicorn serves an application, within limits. It logs to `logging` alone."""
-    bounds = limits or ServerLimits()
 
     class Connection(BoundedConnection):
-        request_s = bounds.request_s
+        request_s = limits.request_s
 
     return uvicorn.Config(
         app,
@@ -124,9 +126,9 @@ def make_uvicorn_config(
         # h11 bounds what comes before a body.
         http=Connection,
         h11_max_incomplete_event_size=16 * 1024,
-        limit_concurrency=bounds.connections,
+        limit_concurrency=limits.connections,
         # As many are accepted at once, before one of them can be closed.
-        backlog=bounds.connections,
+        backlog=limits.connections,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=5,
         log_config=None,

@@ -113,12 +113,12 @@ class _Message(msgspec.Struct):
 
     def read(self) -> ChatMessage:
         """Return its text and its pictures. ConfigError: it has a picture that cannot be."""
-        parts = self.content if isinstance(self.content, list) else []
+        given = self.content or []
+        parts = [_TextPart(given)] if isinstance(given, str) else given
         files = [part.read() for part in parts if isinstance(part, _PicturePart)]
         if files and self.role != "user":
             raise ConfigError("messages: only those of the user have pictures")
         text = "\n".join(part.text for part in parts if isinstance(part, _TextPart))
-        text = self.content if isinstance(self.content, str) else text
         return ChatMessage(self.role, text, files)
 
 

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
-from protokv.errors import ConfigError, StateMismatch, StateNotFound, escape_text
+from protokv.errors import ConfigError, StateMismatch, escape_text
 from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
 from protokv.serve.conversations import ChatMessage, Conversation, find_conversation
@@ -270,15 +270,13 @@ class FedSessions:
         if name in self._fed:
             raise HTTPException(409, "this session is fed already")
         self._make_room()
-        known = None
-        with suppress(StateNotFound):
-            known = self._states.find(name)
-        path = known or self._states.folder / f"{name}.safetensors"
-        if known is None and os.path.lexists(path):
+        path = self._states.folder / f"{name}.safetensors"
+        known = os.path.lexists(path)
+        if known and not self._states.holds(path):
             raise HTTPException(409, "something that is no state has this name")
         with ExitStack() as held:
             store = held.enter_context(find_store(path, keep=self._options.keep))
-            session, log = self._start(asked) if known is None else self._resume(path)
+            session, log = self._resume(path) if known else self._start(asked)
             fed = _FedSession(path, store, session, log, self._options)
             fed.commit()
             fed.held = held.pop_all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from pathlib import Path
 from threading import RLock
 
@@ -19,6 +19,7 @@ from protokv.errors import ProtoKVError, StateNotFound
 from protokv.serve.handed import HandedSessions
 from protokv.slots import SLOTS_SUFFIX
 from protokv.state.folder import find_states
+from protokv.state.forms import SafetensorsForm
 from protokv.state.moments import find_stream_moment
 from protokv.state.reader import StateReader
 from protokv.state.sources import (
@@ -35,6 +36,7 @@ from protokv.texts import find_invalid_character, shorten_text
 
 # Sessions that stay in memory for the next question.
 _MOST_SESSIONS = 8
+_SUFFIX = SafetensorsForm.suffix
 
 
 class StateFolder:
@@ -67,37 +69,27 @@ class StateFolder:
         self.decode = backbone.decode
 
     def list_all(self) -> dict[str, Path]:
-        """Return the states by name: the path below the folder, without the suffix unless two
-        differ only in it.
-        """
+        """Return the states by name: the path below the folder, without `.safetensors`."""
         try:
             found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
         # Nobody opens a state whose name is no text.
-        below = {
-            one.relative_to(self.folder).as_posix(): one
+        return {
+            one.relative_to(self.folder).as_posix().removesuffix(_SUFFIX): one
             for one in found
             if self.holds(one) and find_invalid_character(str(one)) is None
-        }
-        short = {name: name.removesuffix(Path(name).suffix) for name in below}
-        alike = Counter(short.values())
-        return {
-            short[name] if alike[short[name]] == 1 else name: one for name, one in below.items()
         }
 
     def find(self, name: str) -> Path:
         """Return where the state of a name is, without a look at the others. StateNotFound."""
-        found: list[Path] = []
         if all(part and not part.startswith(".") for part in name.split("/")):
-            whole = self.folder / name
-            each = [whole.with_name(whole.name + suffix) for suffix in STATE_FORMS]
-            found = [path for path in each if self.holds(path)]
-            if len(found) != 1:
-                found = [whole] if whole.suffix in STATE_FORMS and self.holds(whole) else []
-        if not found:
-            raise StateNotFound(f"there is no state {name!r}; the list of states has their names")
-        return found[0]
+            path = self.folder / name
+            if path.suffix not in STATE_FORMS:
+                path = path.with_name(path.name + _SUFFIX)
+            if self.holds(path):
+                return path
+        raise StateNotFound(f"there is no state {name!r}; the list of states has their names")
 
     def word_error(self, error: ProtoKVError) -> str:
         """Return an error in a line, without the way to the folder, which clients need not know."""

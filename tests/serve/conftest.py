@@ -13,21 +13,27 @@ import uvicorn
 
 from protokv.ingestion import StandingQuestion, ingest_events
 from protokv.memories import DurableConfig
-from protokv.serve import FedSessions, StateFolder, build_app, make_uvicorn_config
+from protokv.serve import FedSessions, ServerLimits, StateFolder, build_app, make_uvicorn_config
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
 
 @contextmanager
 def server(
-    folder: Path, backbone: MockBackbone | None = None, feed: Any = None, **options: Any
+    folder: Path,
+    backbone: MockBackbone | None = None,
+    feed: Any = None,
+    limits: ServerLimits | None = None,
+    **options: Any,
 ) -> Iterator[str]:
     """The address of a server; it is gone afterwards. `feed` are the options and limits of its
     sessions.
     """
     states = StateFolder(folder, backbone or MockBackbone())
-    app = build_app(states, fed=feed and FedSessions(states, *feed), **options)
-    running = uvicorn.Server(make_uvicorn_config(app, "127.0.0.1", 0, options.get("limits")))
+    limits = limits or ServerLimits()
+    fed = feed and FedSessions(states, *feed)
+    app = build_app(states, fed=fed, limits=limits, **options)
+    running = uvicorn.Server(make_uvicorn_config(app, "127.0.0.1", 0, limits))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     while not running.started:

@@ -125,9 +125,9 @@ def test_a_state_is_found_by_its_name_as_the_list_of_all_has_it(folder: Path) ->
         (folder / "a.pt").rename(folder / name)
     states = StateFolder(folder, MockBackbone())
     listed = states.list_all()
-    assert {"door.pt", "door.safetensors", "two.one"} < listed.keys()
+    assert {"door.pt", "door", "two.one"} < listed.keys()
     assert {name: states.find(name) for name in listed} == listed
-    others = ["", ".", "..", "door", "/door", "monday/", "monday//door", "monday/../garden"]
+    others = ["", ".", "..", "/door", "monday/", "monday//door", "monday/../garden"]
     for name in [*others, ".hidden", "\0", "x" * 5000, str(folder / "garden")]:
         with pytest.raises(StateNotFound):
             states.find(name)
