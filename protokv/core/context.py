@@ -149,7 +149,7 @@ class SlotContext(Context):
     far: slice
     # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are
     # seldom asked for
-    positions: Callable[[], Tensor] | None = None
+    positions: Callable[[], Tensor]
     # where tokens follow that were hidden by `before`, their earliest time
     until: int | None = None
     # what is read: a CPU leaves out far slots that never held anything
@@ -173,10 +173,8 @@ class SlotContext(Context):
             for k, v, b in slots
         ]
 
-    def positions_at(self, layer: int) -> Tensor | None:
+    def positions_at(self, layer: int) -> Tensor:
         """Return the stream positions of this layer's slots."""
-        if self.positions is None:
-            return None
         places = self.positions()[layer]
         return concat_rows([places[:, part] for part in self.parts], 1)
 
@@ -184,7 +182,7 @@ class SlotContext(Context):
         """Hide later tokens. A prototype of several tokens stays; its bias is the logarithm of
         their number.
         """
-        later = (self._places()[..., 0] >= time) & (self.bias == 0)
+        later = (self.positions()[..., 0] >= time) & (self.bias == 0)
         later[..., : self.far.start] = False
         return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time, wide=None)
 
@@ -196,12 +194,12 @@ class SlotContext(Context):
         """Return the number of distinct times older than the near window, in the layer and head
         that has most.
         """
-        _, older, rank = self._find_older(self._places())
+        _, older, rank = self._find_older(self.positions())
         return _highest(rank, older, -1) + 1
 
     def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> Context:
         """Return the same tokens at consecutive positions."""
-        places = self._places()
+        places = self.positions()
         live = self.bias > -torch.inf
         far = self.far
         never = torch.iinfo(torch.int64).min
@@ -228,11 +226,6 @@ class SlotContext(Context):
         return CompactContext(
             slots, anchoring, moves, anchoring.rotary(moving * shift), shift, next_position
         )
-
-    def _places(self) -> Tensor:
-        if self.positions is None:
-            raise ValueError("this context does not know the positions of its slots")
-        return self.positions()
 
     def _find_older(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what stands before the near window, without waiting for the device.

@@ -30,7 +30,7 @@ def check_tensor_shapes(found: Tensors, specs: Iterable[TensorSpec]) -> None:
     An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it.
     StateCorrupt: naming the first tensor that is missing, unknown or different.
     """
-    sizes: dict[str, tuple[int, str]] = {}
+    sizes: dict[str, int] = {}
     declared = {spec.name: spec for spec in specs}
     for name, spec in declared.items():
         if name not in found:
@@ -58,11 +58,9 @@ def check_tensor_shapes(found: Tensors, specs: Iterable[TensorSpec]) -> None:
             if not -bound <= least <= most <= bound:
                 raise StateCorrupt(f"state: tensor {name} holds numbers that no stream leaves")
         for dim, want, size in axes:
-            if (want is None or dim in SLOTS) and sizes.setdefault(dim, (size, name))[0] != size:
-                first, other = sizes[dim]
+            if (want is None or dim in SLOTS) and sizes.setdefault(dim, size) != size:
                 raise StateCorrupt(
-                    f"state: tensor {name} must have {first} {dim} entries as {other} has, got "
-                    f"{size}"
+                    f"state: tensor {name} must have {sizes[dim]} {dim} entries, got {size}"
                 )
     for name in found.keys() - declared.keys():
         raise StateCorrupt(f"state: tensor {name} is unknown to this memory")

@@ -52,14 +52,11 @@ class PrototypeConfig(MemoryConfig):
         if near + far == 0:
             raise ConfigError(f"split: expected two counts, not both 0, got {near}:{far}")
         if self.near_tokens < (near > 0):
-            why = (
+            raise ConfigError(
                 f"budget: {self.budget} tokens leave no near window beside one prototype of {S} "
-                "pseudo-tokens"
+                "pseudo-tokens",
+                hint=f"use a budget of at least {S + (near > 0)}",
             )
-            hint = f"use a budget of at least {S + (near > 0)}" + (
-                " or fewer pseudo_tokens" if S > 1 else ""
-            )
-            raise ConfigError(why, hint=hint)
 
     @property
     def slots_per_prototype(self) -> int:

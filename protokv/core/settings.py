@@ -29,6 +29,8 @@ from typing import (
     get_type_hints,
 )
 
+from msgspec import ValidationError, convert
+
 from protokv.errors import ConfigError, suggest_name
 from protokv.texts import JsonObject, JsonRecord
 
@@ -50,6 +52,7 @@ _ENTRY_POINTS = "protokv.memories"
 MEMORY_VARIABLE = "PROTOKV_MEMORY"
 """The variable of `--memory`. If it is `MODULE:CLASS`, states of that memory can be read."""
 
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 _MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 _MOST_FPS = 240
@@ -201,18 +204,16 @@ class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
             sys.path.append(here)
         try:
             cls = EntryPoint("", where, _ENTRY_POINTS).load()
-        except (ImportError, AttributeError, ValueError) as error:
+            if not issubclass(cls, MemoryConfig) or not hasattr(cls, "memory"):
+                raise TypeError("it is no MemoryConfig with a memory")
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"memory {where}: {error}",
-                hint="name it MODULE:CLASS, with a module that is installed or in this folder",
+                hint="name it MODULE:CLASS, with a module that is installed or in this folder, "
+                "such as protokv.memories.window:SlidingWindowConfig",
             ) from error
-        if not (isinstance(cls, type) and issubclass(cls, MemoryConfig) and hasattr(cls, "memory")):
-            raise ConfigError(
-                f"memory {where}: it is no MemoryConfig with a memory",
-                hint="such as protokv.memories.window:WindowConfig",
-            )
         self.add(cls.name, where)
-        return cls.name
+        return str(cls.name)
 
     def __getitem__(self, name: str) -> type[MemoryConfig]:
         found: type[MemoryConfig] = self._entries[name].load()
@@ -272,17 +273,15 @@ def _check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | N
     """Refuse a value of another type than `kind`, or a number outside of a span. In Python True
     equals 1; here not.
     """
+    try:
+        convert(value, kind)
+        right = True
+    except ValidationError:
+        right = False
     if get_origin(kind) is Literal:
-        right = any(type(value) is type(one) and value == one for one in get_args(kind))
         expected = f"one of {', '.join(map(str, get_args(kind)))}"
-    elif get_origin(kind) is tuple:
-        right = isinstance(value, tuple) and tuple(map(type, value)) == get_args(kind)
-        expected = "two whole numbers, such as 1:3"
     else:
-        right = type(value) is kind or (kind is float and type(value) is int)
-        expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(
-            kind, kind.__name__
-        )
+        expected = _KINDS.get(kind, "two whole numbers, such as 1:3")
     if right and span:
         low, high = span
         # Written so that NaN is refused as well.

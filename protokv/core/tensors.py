@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -122,15 +121,12 @@ class StateTensors(ABC):
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by group of tensors, buffers included."""
-        held = (
+        sizes = [
             (name.partition(".")[0], count_bytes(tensor))
             for name, tensor in self.live_tensors().items()
-        )
-        return sum_by_group(
-            chain(
-                held, ((group, count_bytes(*tensors)) for group, tensors in self.buffers().items())
-            )
-        )
+        ]
+        sizes += [(group, count_bytes(*tensors)) for group, tensors in self.buffers().items()]
+        return sum_by_group(sizes)
 
 
 def sum_by_group(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:

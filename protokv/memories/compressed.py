@@ -207,13 +207,11 @@ class ScoredMemory(KVCompressionMemory[CompressionT]):
         kept = self.kept
         n = len(kept)
         newest = kept.newest_within(keep)
-        heads = torch.arange(self._shape.kv_heads, device=kept.step.device)[:, None]
         for layer in range(self._shape.layers):
             worth = self.score(self._show(layer, n))
             worth[:, n - sum(newest) :] = torch.inf
-            index = mark_highest_scores(worth, keep).nonzero()[:, 1].view(len(heads), keep)
-            for part in kept.per_token:
-                part[layer, :, :keep] = part[layer][heads, index]
+            chosen = mark_highest_scores(worth, keep).nonzero()[:, 1]
+            kept.move_(layer, chosen.view(len(worth), keep))
         kept.truncate(keep, newest)
 
     def _show(self, layer: int, n: int) -> HeldTokens:
@@ -287,11 +285,11 @@ class KeptTokens(StateTensors):
             self.lengths.append(T)
         self.last_step = step.step
 
-    def keep_(self, index: Tensor) -> None:
-        """Keep the tokens `index` `[n]` int64, increasing, in all layers and heads alike."""
+    def move_(self, layer: int, index: Tensor) -> None:
+        """Move the tokens `index` `[H, n]` int64, increasing, of a layer to its first slots."""
+        heads = torch.arange(len(index), device=index.device)[:, None]
         for part in self.per_token:
-            part[:, :, : len(index)] = part[:, :, index]
-        self.truncate(len(index), [])
+            part[layer, :, : index.shape[1]] = part[layer][heads, index]
 
     def newest_within(self, keep: int) -> list[int]:
         """Return the length of the newest near step, if it has at most `keep` tokens."""

@@ -114,8 +114,7 @@ class Hermes(KVCompressionMemory[HermesConfig]):
             if summarised:
                 chosen[self._summarise(layer, ~chosen)] = True
             index = torch.cat((chosen.nonzero().squeeze(1), newest_slots))
-            for part in kept.per_token:
-                part[layer, :, :keep] = part[layer][:, index]
+            kept.move_(layer, index.expand(self._shape.kv_heads, -1))
         kept.truncate(keep, newest)
 
     def _summarise(self, layer: int, dropped: Tensor) -> Tensor:

@@ -80,10 +80,11 @@ class InfiniPotV(KVCompressionMemory[InfiniPotVConfig]):
         H = self._shape.kv_heads
         device = kept.step.device
         newest = torch.arange(older, held, device=device).expand(H, -1)
-        heads = torch.arange(H, device=device)[:, None]
         # Layer by layer: float32 scores of all layers would take several times the bytes of the
         # memory.
-        for keys, values, positions, coordinates, step in zip(*kept.per_token, strict=True):
+        for layer, (keys, values, coordinates) in enumerate(
+            zip(kept.keys, kept.values, kept.coordinates, strict=True)
+        ):
             cached = keys[:, :held].float()
             similarity = _measure_redundancy(
                 cached[:, :older],
@@ -97,9 +98,8 @@ class InfiniPotV(KVCompressionMemory[InfiniPotVConfig]):
                 norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy
             )
             # `nonzero` gives stream order.
-            index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)
-            for part in (keys, values, positions, coordinates, step):
-                part[:, :keep] = part[heads, index]
+            older_kept = chosen.nonzero()[:, 1].view(H, keep - recent)
+            kept.move_(layer, torch.cat((older_kept, newest), 1))
         kept.truncate(keep, recent_steps)
 
     def _recent_steps(self, keep: int) -> list[int]:

@@ -59,14 +59,12 @@ class LastFramesMemory(SlidingWindow[LastFramesConfig]):
         """Return the prompt prefix alone."""
         everything = self._slots.context(self._near.positions)
         sink = slice(0, everything.far.start)
-        places = everything.positions
-        assert places is not None
         return _PrefixContext(
             everything.keys[:, :, sink],
             everything.values[:, :, sink],
             everything.bias[:, :, sink],
             slice(sink.stop, sink.stop),
-            lambda: places()[:, :, sink],
+            lambda: everything.positions()[:, :, sink],
             newest=lambda: (
                 int(self._near.positions[self._near.step >= 0, 0].max()) if len(self._near) else -1
             ),

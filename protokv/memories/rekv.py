@@ -209,15 +209,15 @@ class _Archive(StateTensors):
     def live_tensors(self) -> TensorDict:
         """Return the state; keys and values are copied into one tensor each."""
         shape = self._shape
-        no_kv = torch.zeros(shape.layers, 2, shape.kv_heads, 0, shape.head_size, dtype=shape.dtype)
-        no_positions = torch.zeros(0, shape.position_components, dtype=torch.int64)
-        keys, values = torch.cat([no_kv, *(block.kv for block in self.blocks)], 3).unbind(1)
+        kv = torch.zeros(shape.layers, 2, shape.kv_heads, 0, shape.head_size, dtype=shape.dtype)
+        positions = torch.zeros(0, shape.position_components, dtype=torch.int64)
+        if self.blocks:
+            kv = torch.cat([block.kv for block in self.blocks], 3)
+            positions = torch.cat([block.positions for block in self.blocks])
         return {
-            "archive.keys": keys,
-            "archive.values": values,
-            "archive.positions": torch.cat(
-                [no_positions, *(block.positions for block in self.blocks)]
-            ),
+            "archive.keys": kv[:, 0],
+            "archive.values": kv[:, 1],
+            "archive.positions": positions,
             "archive.lengths": torch.tensor(list(map(len, self.blocks)), dtype=torch.int64),
             "archive.block_keys": self.block_keys,
             "archive.next_position": torch.tensor(self.next_position),
@@ -318,9 +318,7 @@ class RetrievalContext(Context):
         if self.archive.tokens <= self.archive.budget:
             return self
         moving = tuple(anchoring.moving)
-        end = anchoring.origin + max(
-            int(span or 0), self._most_positions(moving), self._most_positions((0,))
-        )
+        end = anchoring.origin + max(self._most_positions(moving), self._most_positions((0,)))
         # Components that do not move, such as rows and columns, keep their highest position.
         highs = [
             max(component)

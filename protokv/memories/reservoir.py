@@ -81,7 +81,10 @@ class RandomTokensMemory(KeptTokensMemory[RandomTokensConfig]):
         new = [place - held for place in stay if place >= held]
         device = kept.step.device
         if len(old) < held:
-            kept.keep_(torch.tensor(old, dtype=torch.int64, device=device))
+            index = torch.tensor(old, dtype=torch.int64, device=device)
+            for layer in range(self._shape.layers):
+                kept.move_(layer, index.expand(self._shape.kv_heads, -1))
+            kept.truncate(len(old), [])
         kept.append(step.tokens(torch.tensor(new, dtype=torch.int64, device=device)))
         self._count.seen += T
 

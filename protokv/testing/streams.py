@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,11 +25,8 @@ class PlainRotary:
 
     def __call__(self, positions: Tensor) -> Angles:
         """Return cos and sin `[..., D]` float32 of positions `[..., P]`."""
-        half = len(self.frequency)
-        components = positions.repeat(
-            (1,) * (positions.ndim - 1) + (-(-half // positions.shape[-1]),)
-        )
-        angles = components[..., :half] * self.frequency
+        owner = torch.arange(len(self.frequency)) % positions.shape[-1]
+        angles = positions[..., owner] * self.frequency
         angles = torch.cat((angles, angles), -1)
         return angles.cos(), angles.sin()
 
@@ -59,35 +57,33 @@ class ToyStream:
         self.rotary = PlainRotary(shape.head_size)
         self.generator = torch.Generator().manual_seed(seed)
         self._query_generator = torch.Generator().manual_seed(seed)
-        size = (shape.layers, shape.kv_heads, things, shape.head_size)
-        self.keys = self._normal(*size)
-        self.values = self._normal(*size)
+        self.keys = self._draw(things)
+        self.values = self._draw(things)
         self.time = 0
 
-    def _normal(self, *size: int) -> Tensor:
+    def _draw(self, tokens: int) -> Tensor:
+        """Draw numbers `[L, H, n, D]`."""
+        shape = self.shape
+        size = (shape.layers, shape.kv_heads, tokens, shape.head_size)
         return torch.randn(size, generator=self.generator)
 
     def sink(self) -> KeysValues:
         """Return keys and values `[L, H, P0, D]` of a prompt prefix."""
-        shape = self.shape
-        size = (shape.layers, shape.kv_heads, shape.sink_tokens, shape.head_size)
-        return self._normal(*size).to(shape.dtype), self._normal(*size).to(shape.dtype)
+        keys, values = (self._draw(self.shape.sink_tokens).to(self.shape.dtype) for _ in range(2))
+        return keys, values
 
     def step(self, index: int, tokens: int) -> StepKV:
         """Return the next step, of so many tokens."""
         shape = self.shape
         T = tokens
         which = torch.randint(self.keys.shape[2], (T,), generator=self.generator)
-        size = (shape.layers, shape.kv_heads, T, shape.head_size)
-        keys = self.keys[:, :, which] + self.noise * self._normal(*size)
-        values = self.values[:, :, which] + self.noise * self._normal(*size)
-        positions = self.time + torch.arange(T)[:, None].expand(T, shape.position_components)
+        keys = self.keys[:, :, which] + self.noise * self._draw(T)
+        values = self.values[:, :, which] + self.noise * self._draw(T)
+        line = torch.arange(T)
+        positions = self.time + line[:, None]
         if shape.position_components > 1:
-            cells = torch.arange(T) % 3
-            positions = (
-                torch.stack((torch.full((T,), index), torch.arange(T) // 3, cells), 1)
-                + shape.sink_tokens
-            )
+            places = torch.stack((torch.full_like(line, index), line // 3, line % 3), 1)
+            positions = places + shape.sink_tokens
         self.time += T
         coordinates = torch.rand(T, 2, generator=self.generator)
         last = self._last
@@ -102,18 +98,16 @@ class ToyStream:
         self._last = StepKV(
             rotated,
             values.to(shape.dtype),
-            positions.contiguous(),
+            positions,
             coordinates,
             index,
-            queries=self._draw_queries(T),
         )
-        return self._last
-
-    def _draw_queries(self, tokens: int) -> Tensor | None:
         if not self.query_heads:
-            return None
-        size = (self.shape.layers, self.query_heads, tokens, self.shape.head_size)
-        return torch.randn(size, generator=self._query_generator).to(self.shape.dtype)
+            return self._last
+        queries = torch.randn(
+            shape.layers, self.query_heads, T, shape.head_size, generator=self._query_generator
+        )
+        return replace(self._last, queries=queries.to(shape.dtype))
 
 
 def make_shape(

@@ -236,7 +236,9 @@ def test_a_token_sees_slots_and_answer_as_one(
     # A value has no columns of its own.
     numbers = wide[0].numel() + wide[1][..., :D].numel() + kernels.BIAS_COLUMNS
     assert count_bytes(rows.keys, rows.values, *rows.beside()) == numbers * dtype.itemsize
-    context = SlotContext(rows.keys, rows.values, rows.bias, slice(0), wide=wide)
+    context = SlotContext(
+        rows.keys, rows.values, rows.bias, slice(0), lambda: torch.arange(N), wide=wide
+    )
     room = AnswerBuffer(ANSWER_ROWS, CPU, context.wide)
     cache = TokenCache(1)
     said: list[Tensor] = []

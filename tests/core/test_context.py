@@ -35,7 +35,6 @@ TURNED = 6
 def shown_positions(context: Context) -> torch.Tensor:
     slots = context.slots if isinstance(context, CompactContext) else context
     assert isinstance(slots, SlotContext)
-    assert slots.positions is not None
     there = slots.positions().clone()
     if isinstance(context, CompactContext):
         for component in context.anchoring.moving:
@@ -50,7 +49,6 @@ def literal(
     """Compact placement written out slot by slot, every key turned: the slots, the shift and the
     next position.
     """
-    assert context.positions is not None
     places = context.positions().tolist()
     live = (context.bias > -torch.inf).tolist()
     L, H, N = context.bias.shape

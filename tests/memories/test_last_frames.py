@@ -48,7 +48,6 @@ def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
         shown = memory.recall()
         assert isinstance(shown, SlotContext)
         read = shown
-        assert read.positions is not None
         live = read.bias[0, 0] > -torch.inf
         times = read.positions()[0, 0, live, 0].tolist()
         assert sorted(times[2:]) == [time for times in held for time in times]

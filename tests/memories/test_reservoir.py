@@ -23,7 +23,6 @@ def held_times(memory: Memory) -> list[int]:
     """Return the times of the tokens that a question reads, in the order of the slots."""
     read = memory.recall()
     assert isinstance(read, SlotContext)
-    assert read.positions is not None
     live = read.bias[0, 0] > -torch.inf
     times: list[int] = read.positions()[0, 0, live, 0].tolist()
     return times[2:]

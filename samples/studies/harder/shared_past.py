@@ -177,7 +177,6 @@ def hide_older(context: Context, seconds: int | None) -> Context:
     if seconds is None:
         return context
     assert isinstance(context, SlotContext)
-    assert context.positions is not None
     time = context.positions()[..., 0]
     live = context.bias > -torch.inf
     live[..., : context.far.start] = False

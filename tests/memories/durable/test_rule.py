@@ -344,9 +344,7 @@ def test_a_cpu_reads_no_slot_that_never_held_anything_and_gets_what_it_gets_from
         attend(query, some, local, 0.3), attend(query, all_slots, local, 0.3)
     )
     # Places are of the slots that are read.
-    positions = context.positions_at(0)
-    assert positions is not None
-    assert positions.shape[1] == read
+    assert context.positions_at(0).shape[1] == read
     again = DurableMemory(small_durable(budget), world.shape, world.rotary)
     again.load(copy_of(memory))
     assert _used(again) == used

@@ -247,7 +247,6 @@ def compare_context(fast: PaperPrototypeMemory, naive: NaiveProtoKV) -> None:
         part[:, :, context.far].flatten(0, 1)
         for part in (context.keys, context.values, context.bias)
     )
-    assert context.positions is not None
     positions = context.positions()[:, :, context.far].flatten(0, 1)
     for h, head in enumerate(flat(naive)):
         shown = torch.full_like(bias[h], -torch.inf)
