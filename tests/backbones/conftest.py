@@ -2,34 +2,31 @@
 them.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.backbones.tiny import BUILDERS, write_gemma4, write_internvl, write_llava_onevision
+from tests.backbones.tiny import (
+    BUILDERS,
+    write_gemma4,
+    write_internvl,
+    write_llava_onevision,
+    write_qwen2_5_vl,
+)
 from tests.conftest import widen
-
-
-def write_sliding(folder: Path) -> Path:
-    """Write a tiny Qwen2.5-VL of one full layer and two with a window, shorter than a step and the
-    question.
-    """
-    BUILDERS["qwen2_5_vl"](folder)
-    config = json.loads((folder / "config.json").read_text())
-    text = config["text_config"]
-    text |= {"use_sliding_window": True, "sliding_window": 5}
-    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
 
 # The models of all tests by name, which begins with that of the family.
 MADE: dict[str, Callable[[Path], Path]] = {
     **BUILDERS,
-    "qwen2_5_vl of sliding layers": write_sliding,
+    # One full layer, and two with a window that is shorter than a step and the question.
+    "qwen2_5_vl of sliding layers": partial(
+        write_qwen2_5_vl,
+        use_sliding_window=True,
+        sliding_window=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
     "gemma4 of short windows": partial(write_gemma4, window=9),
     "gemma4 that is large": partial(write_gemma4, window=40, large=True),
     "internvl on Qwen3": partial(write_internvl, language="qwen3"),

@@ -22,7 +22,14 @@ import protokv
 from protokv.errors import ModelError
 from protokv.memories import MemoryConfig
 from protokv.stream.session import Session
-from tests.backbones.tiny import LLAVA_SPECIAL, LLAVA_TEMPLATE, STATISTICS, write_tokenizer
+from tests.backbones.tiny import (
+    LLAVA_SPECIAL,
+    LLAVA_TEMPLATE,
+    STATISTICS,
+    TOWER,
+    text_settings,
+    write_tokenizer,
+)
 from tests.conftest import random_frames
 
 
@@ -33,16 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_llava(made: Path) -> Path:
     known = write_tokenizer(made, LLAVA_SPECIAL, LLAVA_TEMPLATE.replace("video", "image"))
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    vision = CLIPVisionConfig(**sizes, image_size=56, patch_size=14, projection_dim=16)
-    text = LlamaConfig(
-        **sizes, vocab_size=len(known), num_key_value_heads=1, eos_token_id=known["<|im_end|>"]
-    )
+    vision = CLIPVisionConfig(**TOWER, image_size=56, patch_size=14, projection_dim=16)
+    text = LlamaConfig(**text_settings() | {"eos_token_id": known["<|im_end|>"]})
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(
         LlavaConfig(vision_config=vision, text_config=text, image_token_id=known["<image>"])

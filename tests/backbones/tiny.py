@@ -229,7 +229,7 @@ def write_qwen2_vl(folder: Path) -> Path:
     )
 
 
-def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
+def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2, **text: Any) -> Path:
     tower: JsonObject = {
         "hidden_size": 16,
         "intermediate_size": 20,
@@ -238,11 +238,11 @@ def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
         "window_size": 56,
         "fullatt_block_indexes": [1],
     }
-    return write_qwen(folder, "Qwen2_5_VL", tower, heads, kv_heads)
+    return write_qwen(folder, "Qwen2_5_VL", tower, heads, kv_heads, **text)
 
 
 def write_qwen(
-    folder: Path, name: str, tower: JsonObject, heads: int = 4, kv_heads: int = 2
+    folder: Path, name: str, tower: JsonObject, heads: int = 4, kv_heads: int = 2, **text: Any
 ) -> Path:
     """Write a random Qwen-VL of a few thousand parameters, with frames of 4 to 9 tokens."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
@@ -254,7 +254,7 @@ def write_qwen(
         "temporal_patch_size": 2,
     }
     write_json(folder, "preprocessor_config", limits)
-    text = text_settings(heads, kv_heads, mrope_section=[4, 2, 2])
+    text = text_settings(heads, kv_heads, mrope_section=[4, 2, 2]) | text
     vision = {"depth": 2, "num_heads": 2} | tower
     return save_model(
         name, folder, text_config=text, vision_config=vision, **qwen_tokens(vocabulary)
