@@ -89,21 +89,18 @@ class LanguageDecoder:
                 f"{type(self._rotary).__name__} gives complex angles, which no memory can undo",
                 hint="use a model whose angles are a cosine and a sine",
             )
-        cos, sin = reversed(turned) if self._sine_first else turned
+        both = torch.stack(turned)[:, 0]
+        if self._sine_first:
+            both = both.flip(0)
         factor = getattr(self._rotary, "attention_scaling", 1.0)
         factor = getattr(self._rotary, "full_attention_attention_scaling", factor)
         if factor != 1:
             # YaRN and LongRoPE lengthen keys, too; a key is lengthened once, not by each turn.
-            cos = cos / factor
-            sin = sin / factor
+            both = both / factor
         if self._angle_order is not None:
-            order = self._angle_order.to(cos.device)
-            cos = cos[..., order]
-            sin = sin[..., order]
-        shape = (*positions.shape[:-1], cos.shape[-1])
-        return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(
-            positions.device
-        )
+            both = both[..., self._angle_order.to(both.device)]
+        cos, sin = both.reshape(2, *positions.shape[:-1], both.shape[-1]).to(positions.device)
+        return cos, sin
 
     @property
     def rates_stay(self) -> bool:

@@ -137,25 +137,12 @@ def _without_volatile(value: Any) -> Any:
 
 
 @cache
-def find_packaged_models() -> dict[str, EntryPoint]:
-    """Return the entry point of every model that an installed package brings, by its name."""
-    return {
-        point.name: point
-        for point in entry_points(group=BACKBONE_ENTRY_POINTS)
-        if "/" in point.name
-    }
-
-
-@cache
-def find_model_families() -> dict[str, EntryPoint]:
-    """Return the entry point of every family that an installed package adds, by its
-    `model_type`.
+def find_entry_points(*, packaged: bool) -> dict[str, EntryPoint]:
+    """Return the entry point of every model that an installed package brings, by its name, or of
+    every family that one adds, by its `model_type`.
     """
-    return {
-        point.name: point
-        for point in entry_points(group=BACKBONE_ENTRY_POINTS)
-        if "/" not in point.name
-    }
+    points = entry_points(group=BACKBONE_ENTRY_POINTS)
+    return {point.name: point for point in points if ("/" in point.name) == packaged}
 
 
 # The hub
@@ -269,11 +256,13 @@ def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     # transformers asks for these by sentences, of several kinds of errors.
     lacks = [one for one in ("accelerate", "bitsandbytes") if find_spec(one) is None]
-    if isinstance(error, ImportError) or any(one in str(error).lower() for one in lacks):
-        named = [one for one in lacks if one in str(error).lower()]
+    named = [one for one in lacks if one in str(error).lower()]
+    if named or isinstance(error, ImportError):
         hint = f"pip install {' '.join(named)}" if named else "install the package that it names"
         return ModelError, line, hint
-    similar = did_you_mean(name, [*find_packaged_models(), *(model.name for model in KNOWN_MODELS)])
+    similar = did_you_mean(
+        name, [*find_entry_points(packaged=True), *(model.name for model in KNOWN_MODELS)]
+    )
     # A restricted repository is one that is not found, too.
     for kind, message, hint in (
         (

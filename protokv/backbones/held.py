@@ -39,11 +39,6 @@ class HeldModel(LanguageDecoder, StreamModel):
         attention.
         """
         require_model_object(model)
-        if model.training:
-            raise ConfigError(
-                "the model is being trained, and nothing is trained through a memory",
-                hint="call model.eval()",
-            )
         if model.config.is_encoder_decoder:
             raise ConfigError(
                 f"{type(model).__name__} reads an encoder as well, which no memory holds",

@@ -18,9 +18,8 @@ from protokv.backbones.files import (
     BACKBONE_ENTRY_POINTS,
     download_model,
     find_cached_model,
-    find_model_families,
+    find_entry_points,
     find_model_folder,
-    find_packaged_models,
     is_on_hub,
     list_weight_files,
     read_model_file,
@@ -47,7 +46,7 @@ _OWN = {
 MODEL_FAMILIES = {
     kind: EntryPoint(kind, f"protokv.backbones.{where}", BACKBONE_ENTRY_POINTS)
     for kind, where in _OWN.items()
-} | find_model_families()
+} | find_entry_points(packaged=False)
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
 _UNTESTED = EntryPoint(
     "untested", "protokv.backbones.untested:GenericBackbone", BACKBONE_ENTRY_POINTS
@@ -127,19 +126,14 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
     """Return the backbone of a model and a processor of transformers that the caller has loaded.
 
     Its identity is that of the files which the model names, if they are here. Then a tokenizer will
-    do for a processor, as they say how frames are prepared. ConfigError: the model is being
-    trained, or this is no processor. ModelError: the model or its processor lacks what its family
-    needs, or no memory serves its layers.
+    do for a processor, as they say how frames are prepared. ConfigError: this is no processor.
+    ModelError: the model or its processor lacks what its family needs, or no memory serves its
+    layers.
     """
     from protokv.backbones.decoder import require_model_object
     from protokv.backbones.loading import identify_held_model
 
     require_model_object(model)
-    if model.training:
-        raise ConfigError(
-            "the model is being trained, so its layers are not always the same",
-            hint="call model.eval()",
-        )
     name = model.name_or_path or model.config.model_type
     folder = find_model_folder(name)
     stored = all(file.is_file() for file in list_weight_files(folder))
@@ -179,7 +173,7 @@ def _resolved(
     from protokv.backbones.loading import PlacementOptions, quiet_transformers
 
     request = PlacementOptions.parse(**options)
-    point = find_packaged_models().get(name)
+    point = find_entry_points(packaged=True).get(name)
     packaged: Any = None if point is None else point.load()
     if packaged is not None:
         if request.device.type == "meta":
@@ -209,7 +203,7 @@ def _resolved(
 
 def is_hub_name(name: str, revision: str | None) -> bool:
     """Return True if a name may be one of the hub; raises as `load_backbone` does."""
-    packaged = name in find_packaged_models()
+    packaged = name in find_entry_points(packaged=True)
     if packaged or Path(name).is_dir():
         if revision is not None:
             what = "a model of a package" if packaged else f"{name}, a folder,"

@@ -29,8 +29,6 @@ class MiniVisionTower:
 
     def __init__(self, config: JsonRecord, weights: Tensors) -> None:
         """Take the `vision_config` of a checkpoint and its weights, named without `visual.`."""
-        if len(config["fullatt_block_indexes"]) != config["depth"]:
-            raise ValueError("attention within windows is not implemented")
         self._heads: int = config["num_heads"]
         self._merge: int = config["spatial_merge_size"]
         self._theta: float = config["rope_parameters"]["rope_theta"]

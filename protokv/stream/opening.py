@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import TypeVar
 
 from protokv.backbones import load_backbone
-from protokv.backbones.files import find_cached_model, find_packaged_models
+from protokv.backbones.files import find_cached_model, find_entry_points
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, ModelError, StateError, StateMismatch, escape_text
 from protokv.state.checkpoint import check_state_fits
@@ -128,7 +128,7 @@ def _load(
     named = header.backbone.name
     own = name or named
     commit = header.backbone.revision if revision is None else revision
-    if own in find_packaged_models():
+    if own in find_entry_points(packaged=True):
         return load_backbone(own, revision=revision, **placement)
     if own == named and (name is None or revision is None):
         folder = find_cached_model(named, commit)

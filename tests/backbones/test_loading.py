@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 import protokv
 from protokv.backbones import identify_backbone, load_backbone, loading
-from protokv.backbones.files import find_model_families, find_packaged_models, read_video_processor
+from protokv.backbones.files import find_entry_points, read_video_processor
 from protokv.backbones.registry import wrap_model
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
@@ -206,8 +206,10 @@ def test_an_installed_package_adds_a_family(
         "Metadata-Version: 2.1\nName: my-package\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert find_model_families.__wrapped__()["my_vl"].value == "my_package.backbone:MyVL"
-    assert "me/model" in find_packaged_models.__wrapped__()
+    assert (
+        find_entry_points.__wrapped__(packaged=False)["my_vl"].value == "my_package.backbone:MyVL"
+    )
+    assert "me/model" in find_entry_points.__wrapped__(packaged=True)
 
 
 def test_too_little_memory_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
