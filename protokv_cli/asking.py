@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
-from protokv.texts import JsonObject, check_question_text, shorten_text
+from protokv.texts import JsonObject, JsonRecord, check_question_text, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, Flags, check_options, option, read_option
 from protokv_cli.output import Output, format_time, round_timings
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from protokv.state.header import StateHeader
     from protokv.state.sources import VideoPlace
     from protokv.stream.answer import Answer
-    from protokv.stream.evidence import Evidence, EvidenceSpan
     from protokv.stream.promise import PromiseRule
     from protokv.stream.session import Session
     from protokv.timings import Timings
@@ -324,10 +323,8 @@ class Answerer:
                 choice: round(share, 4) for choice, share in answer.probabilities.items()
             }
             if self.shows:
-                self.out.text(
-                    "  "
-                    + ", ".join(f"{one} {share:.2f}" for one, share in answer.probabilities.items())
-                )
+                shares = [f"{one} {share:.2f}" for one, share in row["probabilities"].items()]
+                self.out.text("  " + ", ".join(shares))
         if answer.evidence is not None:
             from protokv.state.sources import describe_spans
 
@@ -338,11 +335,11 @@ class Answerer:
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows and self._wants_evidence:
-                self.out.text(format_evidence_line(answer.evidence, self._places))
+                self.out.text(format_evidence_line(spans, answer.evidence.faint))
         if answer.promise is not None:
             row["promise"] = asdict(answer.promise)
             if self.shows:
-                for line in format_promise_lines(answer, self._places):
+                for line in format_promise_lines(row):
                     self.out.note(line, once=True)
         if self._notice:
             row["notice"] = self._notice
@@ -400,59 +397,46 @@ class Answerer:
             yield one, answer
 
 
-def format_spans(spans: Iterable[EvidenceSpan], places: Sequence[VideoPlace] = ()) -> str:
-    """Return spans such as `0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, with the times of the videos
-    where these differ from those of the stream.
+def format_spans(spans: Iterable[JsonRecord]) -> str:
+    """Return spans of JSON as text, such as `0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, with the
+    times of the videos where these differ from those of the stream.
     """
-
-    from protokv.state.sources import describe_video_times
-
-    def name_video(start_s: float, end_s: float) -> str:
-        found = describe_video_times(places, start_s=start_s, end_s=end_s)
-        times = " to ".join(
-            format_time(found[f"video_{one}_s"]) for one in ("start", "end") if found
-        )
-        return f"{times} of {found['video']}" if found else ""
-
-    at = []
+    texts = []
     for one in spans:
-        more = [f"{100 * one.share:.0f} %", name_video(one.start_s, one.end_s)]
-        span = f"{format_time(one.start_s)} to {format_time(one.end_s)}"
-        at.append(f"{span} ({', '.join(filter(None, more))})")
-    return ", ".join(at)
+        more = f"{100 * one['share']:.0f} %"
+        if "video" in one:
+            start, end = (format_time(one[f"video_{name}_s"]) for name in ("start", "end"))
+            more += f", {start} to {end} of {one['video']}"
+        texts.append(f"{format_time(one['start_s'])} to {format_time(one['end_s'])} ({more})")
+    return ", ".join(texts)
 
 
-def format_evidence_line(evidence: Evidence, places: Sequence[VideoPlace] = ()) -> str:
+def format_evidence_line(spans: Sequence[JsonRecord], faint: bool | None = None) -> str:
     """Return a line such as `stood on 0:07 to 0:09 (61 %)`, and what was said then, in lines."""
-    at = format_spans(evidence.spans, places)
+    at = format_spans(spans)
     stood = f"stood on {at}"
-    if evidence.faint or not at:
+    if faint or not at:
         stood = "no span stands out" + (
             f"; most {at}: this may no longer be in memory" if at else ""
         )
-    said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
-    return "\n    ".join(
-        [
-            f"  {stood}",
-            *(f"{format_time(start_s)} {shorten_text(one.text)}" for start_s, one in said),
-        ]
-    )
+    said = sorted({word["start_s"]: word["text"] for one in spans for word in one["words"]}.items())
+    words = [f"{format_time(start_s)} {shorten_text(text)}" for start_s, text in said]
+    return "\n    ".join([f"  {stood}", *words])
 
 
-def format_promise_lines(answer: Answer, places: Sequence[VideoPlace] = ()) -> list[str]:
-    """Return lines that say what is promised, and of an answer that is withheld why it is and where
-    to look.
+def format_promise_lines(row: JsonRecord) -> list[str]:
+    """Return lines that say what is promised of the answer of a row, and of one that is withheld
+    why it is and where to look.
     """
-    promise = answer.promise
-    assert promise is not None
-    kinds = ", ".join(f"{count} {name}".rstrip() for name, count in promise.types.items())
+    promise = row["promise"]
+    kinds = ", ".join(f"{count} {name}".rstrip() for name, count in promise["types"].items())
     lines = [
-        f"Promise: of the answers given at most {promise.at_most_wrong:.0%} are wrong, on "
-        f"questions like the {promise.questions} of {promise.calibration} ({kinds}; "
-        f"{promise.videos} videos)"
+        f"Promise: of the answers given at most {promise['at_most_wrong']:.0%} are wrong, on "
+        f"questions like the {promise['questions']} of {promise['calibration']} ({kinds}; "
+        f"{promise['videos']} videos)"
     ]
-    if not promise.known:
-        lines.append(f'Withheld "{shorten_text(answer.question)}": {promise.why}')
-    if not promise.known and answer.evidence and answer.evidence.spans:
-        lines.append(f"Look at {format_spans(answer.evidence.spans, places)}")
+    if not promise["known"]:
+        lines.append(f'Withheld "{shorten_text(row["question"])}": {promise["why"]}')
+        if row.get("evidence"):
+            lines.append(f"Look at {format_spans(row['evidence'])}")
     return lines

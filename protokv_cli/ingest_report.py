@@ -17,8 +17,7 @@ import typer
 
 from protokv.ingestion import IngestEvent, IngestOptions, events
 from protokv.ingestion.estimate import IngestEstimate
-from protokv.state.sources import describe_video_times
-from protokv.stream.evidence import Evidence
+from protokv.state.sources import describe_spans, describe_video_times
 from protokv.texts import JsonObject, format_count
 from protokv.timings import Timings
 from protokv_cli.asking import format_evidence_line
@@ -81,8 +80,8 @@ class EventPrinter(ProgressBar):
             videos = event.videos
             del row["videos"]
             row |= describe_video_times(videos, time_s=event.stream_time_s)
-            for one in row["evidence"] or ():
-                one |= describe_video_times(videos, start_s=one["start_s"], end_s=one["end_s"])
+            if event.evidence is not None:
+                row["evidence"] = describe_spans(event.evidence, videos)
             if event.notice:
                 out.note(f"Note: {event.notice}")
             if self.hook:
@@ -232,8 +231,7 @@ def _describe_answer(event: events.QuestionAnswered, row: JsonObject) -> str:
         line += (
             f", {event.late_s:.0f} s late, {format_count(event.frames_dropped, 'frame')} dropped"
         )
-    spans = Evidence(tuple(event.evidence or ()), measured=False)
-    stood = event.evidence and format_evidence_line(spans, event.videos)
+    stood = event.evidence and format_evidence_line(row["evidence"])
     return f"{line}\n{stood}" if stood else line
 
 
