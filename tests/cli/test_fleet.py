@@ -176,16 +176,12 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
     table = protokv("query", "states", "--top", "2", "what is first ?", "-f", "table").out
     assert table.split()[:5] == ["rank", "state", "mean", "logprob", "answer"]
     assert [row["complete"] for row in protokv("inspect", "states/").rows()] == [True, True, True]
-    long = "a-camera-at-the-" + "very-" * 9 + "long-corridor"
-    shutil.copy("states/one.safetensors", f"states/{long}.safetensors")
-    protokv.environment["COLUMNS"] = "80"
     table = protokv("inspect", "states/", "--format", "table").out
-    assert long in "".join(line.strip().partition("  ")[0] for line in table.splitlines())
-    assert "4 states: 4 whole, 0 not" in table
     assert " more/three" in table
+    assert "3 states: 3 whole, 0 not" in table
 
     Path("states/one.safetensors").write_bytes(b"damaged")
     result = protokv("query", "states", "what is first ?")
-    assert (result.code, len(result.rows())) == (ExitCode.PARTIAL, 3)
+    assert (result.code, len(result.rows())) == (ExitCode.PARTIAL, 2)
     *_, error, last = result.err.splitlines()
-    assert (error.count("states/one.safetensors"), last) == (1, "1 of 4 states cannot be asked")
+    assert (error.count("states/one.safetensors"), last) == (1, "1 of 3 states cannot be asked")

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from protokv import Cache
+from protokv.core.decoding import Decoding
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, Watch
 from tests.cli.terminal import run_on_terminal
@@ -127,20 +128,16 @@ def test_a_terminal_without_a_question_is_a_prompt_and_what_is_typed_a_conversat
 
 
 def test_a_published_generation_is_the_default_of_query_and_options_win(
-    protokv: Program, state: Path, tiny_folder: Path, tmp_path: Path
+    protokv: Program, clip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The model may have moved, too.
-    folder = shutil.copytree(tiny_folder, tmp_path / "published")
-    file = folder / "generation_config.json"
-    published = {"do_sample": True, "temperature": 2.0, "top_k": 30, "max_new_tokens": 5}
-    file.write_text(json.dumps(json.loads(file.read_text()) | published))
-    asked = ("query", state, QUESTION, "--model", folder, "--timings", "--json")
-    (row,), (again,) = protokv(*asked).rows(), protokv(*asked).rows()
-    expected = {"max_new_tokens": 5, "temperature": 2.0, "top_k": 30, "seed": 0}
-    assert row["decoding"].items() >= expected.items()
-    assert row["answer"] == again["answer"]
+    published = Decoding(temperature=2.0, top_k=3, max_new_tokens=5)
+    monkeypatch.setattr(MockBackbone, "decoding", published)
+    asked = ("query", clip, QUESTION, "--timings", "--json")
+    (row,) = protokv(*asked).rows()
+    assert Decoding(**row["decoding"] | {"stop": (), "choices": ()}) == published
     (row,) = protokv(*asked, "--temperature", "0", "--max-new-tokens", "3").rows()
-    assert (row["decoding"]["temperature"], row["decoding"]["max_new_tokens"]) == (0, 3)
+    chosen = [row["decoding"][name] for name in ("temperature", "top_k", "max_new_tokens")]
+    assert chosen == [0, 3, 3]
 
 
 def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_the_command(
