@@ -75,9 +75,7 @@ class QuestionErrors:
             yield
         except QuestionError as error:
             self._any = True
-            self._out.error(f"Error: {where}{': ' if where else ''}{error.message}", once=True)
-            if error.hint:
-                self._out.error(f"Hint: {error.hint}", once=True)
+            self._out.tell_failure(f"{where}: {error.message}".removeprefix(": "), error.hint)
 
     def check(self) -> None:
         """End the command with the code for usage if a question was refused."""
@@ -349,7 +347,7 @@ class Answerer:
 
             row |= {"expected": expected, "correct": is_expected_answer(answer.text, expected)}
             if self.shows and not row["correct"]:
-                self.out.table(f"  expected: {shorten_text(expected)}", style="yellow")
+                self.out.text(f"  expected: {shorten_text(expected)}")
         return row
 
     def _stream(
@@ -379,7 +377,7 @@ class Answerer:
                 self.out.note(f"Note: {name} does not know {words}", once=True)
                 self.out.note(f"Note: {session.backbone.notice}", once=True)
             if self.shows and not self.alone:
-                self.out.table(shorten_text(one.text), style="cyan", end=" ")
+                self.out.text(shorten_text(one.text), end=" ")
             while not isinstance(answer := next(pieces), Answer):
                 if self.shows:
                     self.out.text(answer, end="")

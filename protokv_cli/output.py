@@ -83,16 +83,14 @@ class Output:
             and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
         )
 
-    def table(self, *parts: RenderableType, style: str | None = None, end: str = "\n") -> None:
-        """Write tables and styled text to stdout."""
+    def table(self, *parts: RenderableType) -> None:
+        """Write tables and text to stdout."""
         from rich.console import Console
 
         console = Console(highlight=False, markup=False, emoji=False)
         with console.capture() as captured:
             for part in parts:
-                console.print(
-                    make_printable(part) if isinstance(part, str) else part, style=style, end=end
-                )
+                console.print(make_printable(part) if isinstance(part, str) else part)
         self._write(captured.get())
 
     def json(self, row: Row) -> None:
@@ -171,10 +169,10 @@ class Output:
                 raise self._lost from error
 
     def tell_failure(self, message: str, hint: str | None) -> None:
-        """Write an error and what to do about it, a line each."""
-        self.error(f"Error: {' '.join(message.split())}")
+        """Write an error and what to do about it, a line each, once."""
+        self.error(f"Error: {' '.join(message.split())}", once=True)
         if hint:
-            self.error(f"Hint: {' '.join(hint.split())}")
+            self.error(f"Hint: {' '.join(hint.split())}", once=True)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
