@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,22 +11,15 @@ from protokv.replay.report import summarise_answers
 from tests.replay.rows import example_rows
 
 
-@pytest.mark.parametrize(("longest", "scale"), [(120.0, "linear"), (3600.0, "symlog")])
-def test_a_figure_has_a_curve_for_each_memory_and_budget_over_true_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: float, scale: str
-) -> None:
-    made: list[Any] = []
-    figure = pytest.importorskip("matplotlib.figure").Figure
-    monkeypatch.setattr(figure, "savefig", lambda self, path, **_: made.append(self))
-    delays = {0.0: 0.0, 30.0: 30.0, 120.0: longest}
+def test_a_figure_has_a_curve_for_each_memory_and_budget_over_true_time(tmp_path: Path) -> None:
+    delays = {0.0: 0.0, 30.0: 30.0, 120.0: 3600.0}
     rows = [replace(row, delay_s=delays[row.delay_s]) for row in example_rows()]
     rows += [replace(row, budget=16) for row in rows if row.memory == "window"]
-    save_report_figure(summarise_answers(rows), tmp_path / "x.png")
-    ((axis,),) = (one.axes for one in made)
-    assert axis.get_xscale() == scale
-    curves = {bars.get_label(): list(bars.lines[0].get_xdata()) for bars in axis.containers}
-    memories = ("full", "window, 64 tokens", "window, 16 tokens")
-    assert curves == {name: [*delays.values()] for name in memories}
+    save_report_figure(summarise_answers(rows), tmp_path / "x.svg")
+    drawn = (tmp_path / "x.svg").read_text()
+    # A text is drawn as lines, below a comment that says it.
+    for text in ("full", "window, 64 tokens", "window, 16 tokens", "without watching", "1 h"):
+        assert f"<!-- {text} -->" in drawn
 
 
 @pytest.mark.parametrize(
