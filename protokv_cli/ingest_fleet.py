@@ -91,9 +91,9 @@ def ingest_fleet(
 
 def check_place(place: str) -> None:
     """Raise ConfigError if states cannot lie in this folder, as it is the name of one."""
-    from protokv.state.store import find_state_suffix
+    from protokv.state.store import STATE_FORMS
 
-    if not Path(place).is_dir() and (find_state_suffix(place) is not None or Path(place).exists()):
+    if not Path(place).is_dir() and (place.endswith(tuple(STATE_FORMS)) or Path(place).exists()):
         raise ConfigError(
             f"several videos become as many states, and {place} is the name of one",
             hint="name a folder: -o DIR/",
