@@ -15,15 +15,6 @@ from protokv.errors import ConfigError
 
 _MOST_ANSWERS = 64
 _DEEPEST = 16
-_TYPES = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    dict: "object",
-    list: "array",
-    type(None): "null",
-}
 _NOTES = {"type", "title", "description", "default", "examples", "$schema"}
 # How a model says values that are no texts.
 _WORDS = {"true": "yes", "false": "no", "null": "none"}
@@ -63,20 +54,17 @@ def _list_values(schema: object, depth: int = 0) -> list[Any] | None:
     said = schema.keys() - _NOTES
     if said in ({"enum"}, {"const"}):
         found = schema.get("enum", [schema.get("const")])
-        if not isinstance(found, list):
-            return None
-        return [one for one in found if kind in (None, _TYPES[type(one)])]
+        return found if isinstance(found, list) else None
     if kind in ("boolean", "null") and not said:
         return [False, True] if kind == "boolean" else [None]
     fields = schema.get("properties")
     if kind != "object" or not isinstance(fields, dict):
         return None
-    needed = schema.get("required", [])
-    if said - {"properties", "required", "additionalProperties"} or not isinstance(needed, list):
+    if said - {"properties", "required", "additionalProperties"}:
         return None
     each = [_list_values(one, depth + 1) for one in fields.values()]
     known = [one for one in each if one is not None]
-    if len(known) < len(each) or not all(name in [*fields] for name in needed):
+    if len(known) < len(each):
         return None
     every = islice(product(*known), _MOST_ANSWERS + 1)
     return [dict(zip(fields, values, strict=True)) for values in every]

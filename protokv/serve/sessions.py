@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -49,6 +48,7 @@ PushedFrame = Generator[StepsToWatch, None, JsonObject]
 """Yields the step that a frame completes, which is then watched; returns the reply."""
 
 _KIND = "pushed"
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z"  # of a session: letters, digits, - and _
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
 _LONGEST_SILENCE_S = 30 * 86400.0
 
@@ -69,7 +69,7 @@ class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     prompt.
     """
 
-    name: str | None = None
+    name: Annotated[str, msgspec.Meta(pattern=_NAME)] | None = None
     fps: Annotated[float, msgspec.Meta(gt=0)] | None = None
     system_prompt: str | None = None
 
@@ -77,15 +77,10 @@ class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 def parse_session_request(body: bytes) -> _SessionRequest:
     """Return the request in a body. ConfigError."""
     try:
-        asked = msgspec.json.decode(body or b"{}", type=_SessionRequest)
+        return msgspec.json.decode(body or b"{}", type=_SessionRequest)
     except (msgspec.MsgspecError, ValueError) as error:
         what = "a session takes name, fps and system_prompt, and is asked at /v1/chat/completions"
-        raise ConfigError(f"{escape_text(error)}; {what}") from None
-    if asked.name is not None and not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]{0,63}", asked.name):
-        raise ConfigError(
-            "name: expected at most 64 letters, digits, - and _, and the first a letter or a digit"
-        )
-    return asked
+        raise ConfigError(f"{escape_text(error, 160)}; {what}") from None
 
 
 def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:

@@ -22,7 +22,6 @@ from PIL import Image
 from protokv.core.packing import check_tensor_shapes
 from protokv.core.parts import SessionAttachment
 from protokv.core.tensors import Axes, Specs, TensorDict, Tensors
-from protokv.errors import StateCorrupt
 
 _Picture = NDArray[np.uint8]
 
@@ -81,8 +80,6 @@ class Thumbnails(SessionAttachment):
         check_tensor_shapes(own, [replace(spec, optional=False) for spec in cls.declare()])
         found = cls(MOST_THUMBNAILS)
         files = [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
-        if not all(files):
-            raise StateCorrupt(f"state: tensor {_JPEG} has a picture without bytes")
         found._kept = list(map(Thumbnail, own[_STEP].tolist(), own[_TIME].tolist(), files))
         return found
 
