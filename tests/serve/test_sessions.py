@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 import torch
 from PIL import Image
@@ -30,6 +29,8 @@ from protokv.video import open_source
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
+from tests.serve.test_serve import ask as ask_client
+from tests.serve.test_serve import client
 from tests.stream.test_together import count_forwards
 
 CONFIG = DurableConfig(budget=40)
@@ -57,10 +58,8 @@ def calls(address: str, **headers: str) -> Any:
 
 
 def ask(address: str, name: str) -> Any:
-    with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as one:
-        answer: Any = one.chat.completions.create(
-            model=name, messages=[{"role": "user", "content": "what is it"}]
-        )
+    with client(address) as one:
+        answer = ask_client(one, name)
     return answer.choices[0].message.content, answer.stream_time_s
 
 

@@ -24,13 +24,9 @@ class S3Server:
             "AWS_REGION": "us-east-1",
         }
         self.environment = {**names, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
-        keys = {
-            "aws_access_key_id": "test",
-            "aws_secret_access_key": "test",
-            "region_name": "us-east-1",
-        }
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
         self._bucket = boto3.resource(
-            "s3", endpoint_url=f"http://{host}:{port}", **keys
+            "s3", "us-east-1", endpoint_url=f"http://{host}:{port}", **keys
         ).create_bucket(Bucket=BUCKET)
         return self
 
