@@ -76,7 +76,7 @@ class PacketTiming:
     duration_s: float | None = None  # stream time of the end that the source states
     # the same, if a header states it apart from the times of the packets
     declared_s: float | None = None
-    confirmed_s: float = 0.0  # the latest end that a header or another stream states
+    confirmed_s: float = 0.0  # the latest end that a header states
     carried_s: float = math.inf  # the longest time that a file of these bytes can have
     longest_pause_s: float = LONGEST_PAUSE_S  # a longer one is damage, or a join
     cuts: bool = False  # parts may be missing without a mark, as in MPEG-TS

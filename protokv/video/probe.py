@@ -343,12 +343,7 @@ def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Pa
         stated_s = 0.0
     # A copied tag of a stream of Matroska may say less than the whole.
     declared_s = max(stated_s, whole_s if name == "matroska" else 0.0) if declares else 0.0
-    others_s = [
-        float((one.start_time + one.duration) * one.time_base - origin * base)
-        for one in container.streams
-        if one is not stream and one.start_time is not None and one.duration
-    ]
-    confirmed_s = max(declared_s, *others_s, whole_s if declares or name == "flv" else 0.0)
+    confirmed_s = max(declared_s, whole_s if declares or name == "flv" else 0.0)
     return PacketTiming(
         base,
         origin,
