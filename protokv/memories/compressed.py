@@ -207,12 +207,12 @@ class ScoredMemory(KVCompressionMemory[CompressionT]):
         kept = self.kept
         n = len(kept)
         newest = kept.newest_within(keep)
+        chosen = []
         for layer in range(self._shape.layers):
             worth = self.score(self._show(layer, n))
             worth[:, n - sum(newest) :] = torch.inf
-            chosen = mark_highest_scores(worth, keep).nonzero()[:, 1]
-            kept.move_(layer, chosen.view(len(worth), keep))
-        kept.truncate(keep, newest)
+            chosen.append(mark_highest_scores(worth, keep).nonzero()[:, 1].view(len(worth), keep))
+        kept.keep_(torch.stack(chosen), newest)
 
     def _show(self, layer: int, n: int) -> HeldTokens:
         """Return the `n` held tokens of a layer."""
@@ -285,25 +285,24 @@ class KeptTokens(StateTensors):
             self.lengths.append(T)
         self.last_step = step.step
 
-    def move_(self, layer: int, index: Tensor) -> None:
-        """Move the tokens `index` `[H, n]` int64, increasing, of a layer to its first slots."""
-        heads = torch.arange(len(index), device=index.device)[:, None]
-        for part in self.per_token:
-            part[layer, :, : index.shape[1]] = part[layer][heads, index]
-
-    def newest_within(self, keep: int) -> list[int]:
-        """Return the length of the newest near step, if it has at most `keep` tokens."""
-        return [length for length in self.lengths[-1:] if length <= keep]
-
-    def truncate(self, keep: int, recent: list[int]) -> None:
-        """Free all slots after the first `keep`; the last of those are near steps of the lengths
-        `recent`.
+    def keep_(self, index: Tensor, recent: list[int]) -> None:
+        """Keep the tokens `index` `[L, H, n]` int64, increasing, and free all other slots; the last
+        of those are near steps of the lengths `recent`.
         """
+        _, H, keep = index.shape
+        heads = torch.arange(H, device=index.device)[:, None]
+        for part in self.per_token:
+            for held, kept in zip(part, index, strict=True):
+                held[:, :keep] = held[heads, kept]
         self.step[:, :, keep:] = -1
         self.attention[:, :, keep:] = 0.0
         self._bias[:, :, keep:] = -torch.inf
         self.far = keep - sum(recent)
         self.lengths = recent
+
+    def newest_within(self, keep: int) -> list[int]:
+        """Return the length of the newest near step, if it has at most `keep` tokens."""
+        return [length for length in self.lengths[-1:] if length <= keep]
 
     @staticmethod
     def declare(shape: MemoryShape, tokens: int, *, attention: bool = False) -> Specs:

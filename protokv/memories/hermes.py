@@ -107,6 +107,7 @@ class Hermes(KVCompressionMemory[HermesConfig]):
         older = n - sum(newest)
         room = keep - sum(newest)
         newest_slots = torch.arange(older, n, device=kept.step.device)
+        stays = []
         for layer, score in enumerate(_rank(self._config, attention, n, kept.step.device)):
             band, _ = _find_band(self._config, layer, self._shape.layers)
             summarised = band == _DEEP and room > 0
@@ -114,8 +115,8 @@ class Hermes(KVCompressionMemory[HermesConfig]):
             if summarised:
                 chosen[self._summarise(layer, ~chosen)] = True
             index = torch.cat((chosen.nonzero().squeeze(1), newest_slots))
-            kept.move_(layer, index.expand(self._shape.kv_heads, -1))
-        kept.truncate(keep, newest)
+            stays.append(index.expand(self._shape.kv_heads, -1))
+        kept.keep_(torch.stack(stays), newest)
 
     def _summarise(self, layer: int, dropped: Tensor) -> Tensor:
         """Put the mean of the tokens that are `dropped` `[n]` bool in place of the newest; return

@@ -82,9 +82,8 @@ class InfiniPotV(KVCompressionMemory[InfiniPotVConfig]):
         newest = torch.arange(older, held, device=device).expand(H, -1)
         # Layer by layer: float32 scores of all layers would take several times the bytes of the
         # memory.
-        for layer, (keys, values, coordinates) in enumerate(
-            zip(kept.keys, kept.values, kept.coordinates, strict=True)
-        ):
+        stays = []
+        for keys, values, coordinates in zip(kept.keys, kept.values, kept.coordinates, strict=True):
             cached = keys[:, :held].float()
             similarity = _measure_redundancy(
                 cached[:, :older],
@@ -99,8 +98,8 @@ class InfiniPotV(KVCompressionMemory[InfiniPotVConfig]):
             )
             # `nonzero` gives stream order.
             older_kept = chosen.nonzero()[:, 1].view(H, keep - recent)
-            kept.move_(layer, torch.cat((older_kept, newest), 1))
-        kept.truncate(keep, recent_steps)
+            stays.append(torch.cat((older_kept, newest), 1))
+        kept.keep_(torch.stack(stays), recent_steps)
 
     def _recent_steps(self, keep: int) -> list[int]:
         """Return the lengths of the near steps that stay whole, oldest first: the newest step, and

@@ -82,9 +82,7 @@ class RandomTokensMemory(KeptTokensMemory[RandomTokensConfig]):
         device = kept.step.device
         if len(old) < held:
             index = torch.tensor(old, dtype=torch.int64, device=device)
-            for layer in range(self._shape.layers):
-                kept.move_(layer, index.expand(self._shape.kv_heads, -1))
-            kept.truncate(len(old), [])
+            kept.keep_(index.expand(*kept.step.shape[:2], -1), [])
         kept.append(step.tokens(torch.tensor(new, dtype=torch.int64, device=device)))
         self._count.seen += T
 

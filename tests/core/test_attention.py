@@ -194,27 +194,6 @@ def test_half_precision_keeps_the_float32_bias() -> None:
     assert rms(attend(query, [segment], tail, 0.0) - expected) < 0.3 * rms(flat - expected)
 
 
-def test_a_cache_shows_each_layer_all_tokens_so_far_and_a_fork_keeps_its_own() -> None:
-    cache = TokenCache(2)
-    parts = [torch.randn(1, n, 4) for n in (2, 3, 50)]
-
-    def grow(cache: TokenCache, part: Tensor) -> None:
-        for number, layer in enumerate(cache.memory_layers):
-            layer.append(part + number, part)
-
-    grow(cache, parts[0])
-    grow(cache, parts[1])
-    fork = cache.fork()
-    grow(fork, parts[2] + 1)
-    grow(cache, parts[2])
-    for one, last in ((cache, parts[2]), (fork, parts[2] + 1)):
-        whole = torch.cat((*parts[:2], last), 1)
-        assert one.length == 55
-        keys, values = one.read_all()
-        assert torch.equal(keys, torch.stack([whole, whole + 1]))
-        assert torch.equal(values, whole.expand(2, -1, -1, -1))
-
-
 @given(masses(), st.integers(1, 7), st.integers(1, 9), st.integers(0, 3))
 def test_a_token_sees_slots_and_answer_as_one(
     case: tuple[Tensor, Tensor, Tensor, Tensor], groups: int, asked: int, padding: int

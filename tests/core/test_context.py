@@ -3,6 +3,7 @@ gives.
 """
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,10 +14,8 @@ from protokv.core import rotary
 from protokv.core.context import CachedContext, CompactContext, Context, PositionFacts, SlotContext
 from protokv.core.rotary import (
     PreciseRotary,
-    mark_moving_components,
     rerotate,
     rotate,
-    rotate_by_moves_,
 )
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
@@ -134,10 +133,16 @@ def attended(
     return near(expected, terms, max(float(context.values.abs().max()), float(tail[1].abs().max())))
 
 
-@given(contexts(), st.integers(0, 4))
+@pytest.mark.parametrize("rows", [7, 4096])
+@given(case=contexts(), more=st.integers(0, 4))
 def test_turned_queries_attend_as_over_keys_turned_one_by_one(
-    case: tuple[SlotContext, PositionFacts], more: int
+    rows: int, case: tuple[SlotContext, PositionFacts], more: int
 ) -> None:
+    with patch.object(rotary, "_ROWS", rows):
+        check_compact(case, more)
+
+
+def check_compact(case: tuple[SlotContext, PositionFacts], more: int) -> None:
     context, anchoring = case
     span = int(context.far_span()) + more
     expected, shift, after = literal(context, anchoring, span)
@@ -157,28 +162,6 @@ def test_turned_queries_attend_as_over_keys_turned_one_by_one(
         torch.testing.assert_close(one, other, **attended(other, context, tail))
         # Far keys are turned once for all of an answer.
         assert held.at(layer, query) is held.at(layer, query)
-
-
-@pytest.mark.parametrize("rows", [7, 4096])
-@pytest.mark.parametrize(("components", "moving"), [(1, (0,)), (3, (0, 2))])
-@pytest.mark.parametrize("end", [3, 900, 2**32])
-def test_keys_turned_in_parts_by_the_pairs_that_move_are_turned_by_their_own_angles(
-    rows: int, components: int, moving: tuple[int, ...], end: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rotary, "_ROWS", rows)
-    g = torch.Generator().manual_seed(rows)
-    keys = torch.randn(3, 11, 8, generator=g)
-    moves = torch.randint(1 - end, end, (3, 11), generator=g)
-    turned = keys.clone()
-    precise = PRECISE[components]
-    rotate_by_moves_(turned, moves, precise, moving)
-    expected = rotate(
-        keys,
-        *precise(
-            moves[..., None] * mark_moving_components(moving, components, torch.device("cpu"))
-        ),
-    )
-    check_near(turned, expected, TURNED, math.sqrt(2) * float(keys.abs().max()))
 
 
 def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

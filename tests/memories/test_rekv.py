@@ -105,15 +105,17 @@ def literal_choice(
 
 
 @given(
-    LENGTHS,
+    LENGTHS
+    | st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda pair: [pair[0]] * pair[1]),
     st.integers(3, 40),
     st.sampled_from([1, 2, 3]),
-    st.sampled_from([1, 3]),
+    st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]),
     st.integers(0, 99),
 )
-def test_layers_read_what_a_literal_loop_chooses(
-    lengths: list[int], budget: int, groups: int, components: int, seed: int
+def test_layers_read_what_a_literal_loop_chooses_and_packed_blocks_follow_each_other(
+    lengths: list[int], budget: int, groups: int, axes: tuple[int, tuple[int, ...]], seed: int
 ) -> None:
+    components, moving = axes
     shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
     memory, world = built(shape, seed, budget=budget)
     steps = feed(memory, world, lengths)
@@ -122,80 +124,56 @@ def test_layers_read_what_a_literal_loop_chooses(
         # The caller may reuse its tensors.
         for tensor in (step.keys, step.values, step.positions):
             tensor.zero_()
-    context = recalled(memory)
-    bare = question(shape, groups, seed)
-    for layer in range(shape.layers):
-        keys, values, bias = shown_to(context, layer, rotated(context, world, bare[layer]))
-        own = [(k[layer], v[layer], p) for k, v, p in blocks]
-        chosen = literal_choice(own, bare[layer], world, budget)
-        n = sum(len(own[index][2]) for index in chosen)
-        assert keys.shape[1] == SINK + min(budget, sum(lengths))
-        seen = slice(SINK, SINK + n)
-        assert torch.equal(keys[:, seen], torch.cat([own[index][0] for index in chosen], 1))
-        assert torch.equal(values[:, seen], torch.cat([own[index][1] for index in chosen], 1))
-        assert (bias[:, : SINK + n] == 0).all()
-        assert (bias[:, SINK + n :] == -torch.inf).all()
-    assert SINK < context.visible_tokens() <= SINK + budget
-
-
-@given(
-    LENGTHS
-    | st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda pair: [pair[0]] * pair[1]),
-    st.integers(3, 40),
-    st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]),
-    st.integers(0, 99),
-)
-def test_packed_blocks_follow_each_other_and_the_question_follows_them(
-    lengths: list[int], budget: int, axes: tuple[int, tuple[int, ...]], seed: int
-) -> None:
-    components, moving = axes
-    shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
-    memory, world = built(shape, seed, budget=budget)
-    blocks = blocks_of(feed(memory, world, lengths), budget)
     stream = recalled(memory)
-    bare = question(shape, 2, seed)
     packed = stream.compact(anchored(world, SINK, moving=moving), stream.far_span())
-    if sum(lengths) <= budget:
-        assert packed is stream
-        return
-    ends = []
-    newest = int(blocks[-1][2][:, 0].max())
-    assert newest + 1 - packed.shift == packed.packed_end
+    assert (packed is stream) == (sum(lengths) <= budget)
+    bare = question(shape, groups, seed)
+    still = [axis for axis in range(components) if axis not in moving]
+    ends = [packed.packed_end, *(int(p[:, axis].max()) + 1 for *_, p in blocks for axis in still)]
     for layer in range(shape.layers):
-        keys, values, bias = shown_to(packed, layer, rotated(packed, world, bare[layer]))
         own = [(k[layer], v[layer], p) for k, v, p in blocks]
         # The question's position does not change the choice.
-        chosen = literal_choice(own, bare[layer], world, budget)
-        moved = [own[index][2][:, list(moving)] for index in chosen]
-        spans = [int(one.max() - one.min()) + 1 for one in moved]
-        start = packed.packed_end - sum(spans)
-        assert start >= SINK
-        if moving == (0,) and len(set(lengths)) == 1 and lengths[0] <= budget:
-            # Blocks of one size fill the room from the prefix on.
-            assert start == SINK
-        expected = []
-        for index, one, span in zip(chosen, moved, spans, strict=True):
-            here = own[index][2]
-            there = here.clone()
-            there[:, list(moving)] += start - int(one.min())
-            start += span
-            expected.append(
-                rotate(unrotate(own[index][0], *world.rotary(here)), *world.rotary(there))
-            )
-            ends.append(int(there.max()) + 1)
-        n = sum(map(len, moved))
-        packed_keys = torch.cat(expected, 1)
-        allowed = near_rotated(packed_keys, sum(lengths))
-        torch.testing.assert_close(keys[:, SINK : SINK + n], packed_keys, **allowed)
-        assert torch.equal(
-            values[:, SINK : SINK + n], torch.cat([own[index][1] for index in chosen], 1)
-        )
-        assert (bias[:, SINK + n :] == -torch.inf).all()
-    still = [axis for axis in range(components) if axis not in moving]
-    highest = [int(positions[:, still].max()) for *_, positions in blocks] if still else []
-    assert packed.next_position == max(packed.packed_end, *(high + 1 for high in highest), *ends)
-    if components == 1:
-        assert packed.next_position == max(ends) <= SINK + budget
+        chosen = [own[index] for index in literal_choice(own, bare[layer], world, budget)]
+        keys = torch.cat([one for one, _, _ in chosen], 1)
+        values = torch.cat([one for _, one, _ in chosen], 1)
+        n = keys.shape[1]
+        for context in (stream, packed):
+            found, shown, bias = shown_to(context, layer, rotated(context, world, bare[layer]))
+            assert found.shape[1] == SINK + min(budget, sum(lengths))
+            if context is stream:
+                assert torch.equal(found[:, SINK : SINK + n], keys)
+            else:
+                keys, last = turned(chosen, moving, packed.packed_end, world)
+                ends.append(last + 1)
+                allowed = near_rotated(keys, sum(lengths))
+                torch.testing.assert_close(found[:, SINK : SINK + n], keys, **allowed)
+            assert torch.equal(shown[:, SINK : SINK + n], values)
+            assert (bias[:, : SINK + n] == 0).all()
+            assert (bias[:, SINK + n :] == -torch.inf).all()
+    assert SINK < stream.visible_tokens() <= SINK + budget
+    if packed is not stream:
+        assert int(blocks[-1][2][:, 0].max()) + 1 - packed.shift == packed.packed_end
+        assert packed.next_position == max(ends)
+        assert components > 1 or packed.next_position <= SINK + budget
+
+
+def turned(
+    chosen: list[tuple[Tensor, Tensor, Tensor]], moving: tuple[int, ...], end: int, world: World
+) -> tuple[Tensor, int]:
+    """Return keys of chosen blocks that follow each other up to `end`, and their last position."""
+    axes = list(moving)
+    spans = [int(p[:, axes].max() - p[:, axes].min()) + 1 for _, _, p in chosen]
+    start = end - sum(spans)
+    assert start >= SINK
+    found = []
+    last = 0
+    for (keys, _, here), span in zip(chosen, spans, strict=True):
+        there = here.clone()
+        there[:, axes] += start - int(here[:, axes].min())
+        start += span
+        found.append(rotate(unrotate(keys, *world.rotary(here)), *world.rotary(there)))
+        last = max(last, int(there.max()))
+    return torch.cat(found, 1), last
 
 
 def test_the_question_chooses_and_the_answer_reads_on() -> None:

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors, TensorSpec
+from protokv.core.tensors import MemoryShape, Specs, StateTensors, TensorDict, Tensors
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories.paper.settings import PaperConfig
 from protokv.texts import JsonObject
@@ -92,29 +92,35 @@ class ResidualStats(StateTensors):
         i32 = torch.int32
         i64 = torch.int64
 
-        def count(name: str, meaning: str) -> TensorSpec:
-            return declare(name, f"{slot} subquantizer codeword", i32, meaning, "tokens")
-
-        def book(name: str, meaning: str) -> TensorSpec:
-            return declare(name, f"{head} subquantizer codeword part_feature", f32, meaning)
-
-        def waiting(name: str, meaning: str) -> TensorSpec:
-            return declare(name, f"{head} residual feature", f32, meaning, optional=True)
-
-        wait = "residuals that wait for the codebooks"
+        kinds = ("key", "value")
+        codes = f"{slot} subquantizer codeword"
+        words = f"{head} subquantizer codeword part_feature"
+        waits = f"{head} residual"
         whose = "their prototype; -1: none"
+        # If the tensors of a warm-up are absent, all heads are fitted, and a fitted head had a full
+        # reservoir.
         return (
-            count("residual.key_counts", "key codes counted"),
-            count("residual.value_counts", "value codes counted"),
+            *(
+                declare(f"residual.{kind}_counts", codes, i32, f"{kind} codes counted", "tokens")
+                for kind in kinds
+            ),
             declare("residual.updates", slot, i32, "residuals counted or waiting", "tokens"),
-            book("codebook.keys", "codewords of key residuals"),
-            book("codebook.values", "codewords of value residuals"),
+            *(
+                declare(f"codebook.{kind}s", words, f32, f"codewords of {kind} residuals")
+                for kind in kinds
+            ),
             declare("codebook.fitted", head, torch.bool, "whether a head has its codebooks"),
-            waiting("warmup.keys", f"key {wait}"),
-            waiting("warmup.values", f"value {wait}"),
-            declare("warmup.owner", f"{head} residual", i64, whose, fill=-1, optional=True),
-            # If the tensor is absent, all heads are fitted, and a fitted head had a full
-            # reservoir.
+            *(
+                declare(
+                    f"warmup.{kind}s",
+                    f"{waits} feature",
+                    f32,
+                    f"{kind} residuals that wait for the codebooks",
+                    optional=True,
+                )
+                for kind in kinds
+            ),
+            declare("warmup.owner", waits, i64, whose, fill=-1, optional=True),
             declare(
                 "warmup.count", head, i64, "residuals that came", "tokens", fill=R, optional=True
             ),
