@@ -219,8 +219,9 @@ class GridBackbone(Backbone):
         seen = origin + make_grid_positions(tokens.grid, t, self.device)
         if not tokens.words:
             return StepPositions(seen, highest)
-        after = self.text_positions(max(start, max(highest) + 1), tokens.words)
-        last = max(start, max(highest) + 1) + tokens.words - 1
+        begin = max(start, max(highest) + 1)
+        after = self.text_positions(begin, tokens.words)
+        last = begin + tokens.words - 1
         return StepPositions(torch.cat((seen, after)), (last, last, last))
 
     def time_within(

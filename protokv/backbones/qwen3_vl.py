@@ -97,11 +97,9 @@ class Qwen3VL(QwenVL):
         places = torch.cat(
             (self.text_positions(start, before), seen, self.text_positions(end, after))
         )
-        rows, columns = tokens.grid
-        last = end + after - 1 if after else start + before - 1
-        return StepPositions(
-            places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1))
-        )
+        # The mark behind the pictures stands above them in every component.
+        last = end + after - 1
+        return StepPositions(places, (last, last, last))
 
     def time_within(
         self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-WEIGHT_DTYPES = ("float32", "bfloat16", "8bit", "4bit")
-"""The forms of weights that are told; float16 takes what bfloat16 takes."""
-
 # Bytes of a weight. Linear layers in 4bit have one float32 scale for 64 weights.
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.0, "4bit": 0.5 + 4 / 64}
+WEIGHT_DTYPES = tuple(_BYTES)
+"""The forms of weights that are told; float16 takes what bfloat16 takes."""
+
 # A step's activations and the memory of a stream, as a share of the weights and at least: an
 # estimate.
 _WORKING_SHARE = 0.2

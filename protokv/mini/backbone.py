@@ -145,13 +145,9 @@ class MiniBackbone(GridBackbone, PackagedModel):
 
     def unknown_words(self, question: str) -> list[str]:
         """Return the words outside the vocabulary, once each, in lower case."""
-        unknown = self._tokenizer.token_to_id("<unk>")
-        found = self._tokenizer.encode(question, add_special_tokens=False)
-        pairs = zip(found.ids, found.offsets, strict=True)
+        words = self._tokenizer.pre_tokenizer.pre_tokenize_str(question.lower())
         return list(
-            dict.fromkeys(
-                question[start:stop].lower() for token, (start, stop) in pairs if token == unknown
-            )
+            dict.fromkeys(word for word, _ in words if self._tokenizer.token_to_id(word) is None)
         )
 
     def embed_token(self, token: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another family": (
         lambda f: edit_config(f, model_type="bert"),
-        "it is a bert model, which is not supported",
+        "its model_type is bert, which is not supported",
     ),
     "no template": (drop_template, "there is no chat template"),
     "a value of a wrong type": (
