@@ -19,7 +19,7 @@ from protokv.texts import JsonObject, format_count
 from protokv_cli.asking import decode_line, open_lines
 from protokv_cli.exits import ExitCode, find_exit_code
 from protokv_cli.options import Flags, option
-from protokv_cli.output import LOG_EVERY_S, Output, ProgressBar, format_bytes, format_time
+from protokv_cli.output import Output, ProgressBar, format_bytes, format_time
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import StopSignal, handle_signals
 
@@ -137,7 +137,7 @@ class _Report(ProgressBar):
         self._failures = 0
         self._watched_s = 0.0
         self._file_bytes = 0
-        self._began_s = self._told_s = time.monotonic()
+        self._began_s = time.monotonic()
         with explain_write_errors(self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.unlink(missing_ok=True)
@@ -182,12 +182,7 @@ class _Report(ProgressBar):
                 found["ended"],
                 self._videos,
             )
-        if (
-            self._out.as_json
-            and found["watched_s"]
-            and time.monotonic() - self._told_s > LOG_EVERY_S
-        ):
-            self._told_s = time.monotonic()
+        if found["watched_s"] and self.row_due():
             self._out.json({"type": "progress", **found})
         return bool(self._stop)
 

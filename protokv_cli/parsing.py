@@ -49,7 +49,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name, (int(pair[1]), int(pair[2]))
     try:
         return name, json.loads(value)
-    except (ValueError, RecursionError):
+    except ValueError:
         return name, value
 
 
