@@ -187,7 +187,7 @@ def test_a_value_is_read_from_its_text(
         (
             parse_every,
             ("", "0s", "0steps", "-1steps", "often", "steps", "1.5steps"),
-            "cannot commit every",
+            "length of time|is 0",
         ),
         (parse_variation, ("split", "split=", "=1"), "NAME=VALUE"),
     ],
