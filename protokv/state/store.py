@@ -362,12 +362,6 @@ def make_state_name(stem: str) -> str:
     return stem + _DEFAULT_SUFFIX
 
 
-def find_state_suffix(path: StatePath) -> str | None:
-    """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
-    name = _KEPT_SUFFIX.sub("", os.fspath(path).rstrip("/"))
-    return next((suffix for suffix in STATE_FORMS if name.endswith(suffix)), None)
-
-
 def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = None) -> StateStore:
     """Return the store of a state at this path. With `to_read`, a file without a suffix has the
     default form.
@@ -380,7 +374,8 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
     if find_invalid_character(str(path)) is not None:
         # The libraries would say so only after a whole video was watched.
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
-    suffix = find_state_suffix(path)
+    name = _KEPT_SUFFIX.sub("", os.fspath(path).rstrip("/"))
+    suffix = next((one for one in STATE_FORMS if name.endswith(one)), None)
     outside = is_remote_state(path)
     if to_read and suffix is None and not outside:
         # A state needs no video.
