@@ -34,14 +34,11 @@ def make_memory_shape(model: StreamModel, config: MemoryConfig, sink_tokens: int
             "is read again",
             hint="leave recent_frames out, or use a model of which all layers have full attention",
         )
-    if LayerKind.SLIDING in others and config.positions == "compact":
+    stays = LayerKind.SLIDING in others or model.rotated is not None
+    if stays and config.positions == "compact":
         raise ConfigError(
-            "positions: this model has sliding layers, whose windows do not move with a memory",
-            hint="leave positions=compact out",
-        )
-    if model.rotated is not None and config.positions == "compact":
-        raise ConfigError(
-            "positions: this model has layers that rotate no keys, which cannot be moved",
+            "positions: this model has layers that do not move with a memory: sliding ones, or "
+            "some that rotate no keys",
             hint="leave positions=compact out",
         )
     return MemoryShape(

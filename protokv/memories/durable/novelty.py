@@ -40,8 +40,6 @@ SAME_TOKEN_SHARE = 0.8
 _SOME_NEW = 0.2
 _ALL_NEW = 0.3
 _PRESENT = 8
-NOVELTY_NUMBERS = 7
-"""How many numbers the host tells the device in a step."""
 # Counts start as if so many repeats had been seen (a prior), since a few steps say little.
 _AT_FIRST = 128
 

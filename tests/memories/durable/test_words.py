@@ -2,9 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from unittest.mock import patch
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,23 +37,17 @@ def rows_of(memory: DurableMemory, layer: int) -> Tensor:
 
 @given(
     seed=st.integers(0, 99),
-    bits=st.sampled_from([8, 32]),
     share=st.sampled_from([0.1, 0.25, 0.6]),
     spoken=st.lists(st.integers(0, 14) | st.just(2), min_size=1, max_size=14),
 )
+# What stays in view enters the bank once, and words do not stay.
+@patch.object(repeats, "DEEP_MODEL_LAYERS", 1)
 def test_words_are_held_as_a_memory_of_words_alone_would_and_pictures_as_without_words(
-    seed: int, bits: Any, share: float, spoken: list[int]
+    seed: int, share: float, spoken: list[int]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        # What stays in view enters the bank once, and words do not stay.
-        patch.setattr(repeats, "DEEP_MODEL_LAYERS", 1)
-        check_words_apart(seed, bits, share, spoken)
-
-
-def check_words_apart(seed: int, bits: Any, share: float, spoken: list[int]) -> None:
     shape = shape_of(heads=2)
     world = World(shape, seed, still=0.7)
-    config = DurableConfig(budget=40, words=True, center_bits=bits, words_share=share)
+    config = DurableConfig(budget=40, words=True, words_share=share)
     of_words = config.of_words()
     assert of_words is not None
     without = replace(config, words=False, budget=40 - of_words.budget)
@@ -110,13 +103,10 @@ def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay() 
         assert exact[64] + exact[96] >= 7
 
 
-@pytest.mark.parametrize("bits", [8, 32])
-def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
+def test_compact_positions_take_words_for_what_they_are_old() -> None:
     shape = shape_of(heads=2)
     world = World(shape, 1)
-    memory = DurableMemory(
-        DurableConfig(budget=40, words=True, center_bits=bits), shape, world.rotary
-    )
+    memory = DurableMemory(DurableConfig(budget=40, words=True), shape, world.rotary)
     memory.start(*world.sink())
     for index in range(30):
         memory.append(replace(world.step(index, 7), words=2))

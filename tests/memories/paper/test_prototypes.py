@@ -1,11 +1,7 @@
 """How the parts of ProtoKV's state are shown."""
 
-from hypothesis import strategies as st
-
 from protokv.memories.paper.memory import PaperPrototypeMemory
 from tests.core.streams import World, feed, shape_of, small_config
-
-LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
 
 
 def test_the_report_tells_what_the_bank_holds() -> None:
