@@ -386,10 +386,7 @@ class Answerer:
                 if answer.finish_reason == "repetition":
                     self.out.note("Note: the answer is cut, because it repeats itself")
             if answer.turns < len(self._turns):
-                left_out = "the oldest turns have no room left in the conversation"
-                alone = f"{name} keeps no conversation: it reads each question alone"
-                said = left_out if session.backbone.converses else alone
-                self.out.note(f"Note: {said}", once=True)
+                self.out.note(f"Note: {name} does not read all earlier turns", once=True)
             if self.at_prompt:
                 self._turns.append((one.text, answer.text))
             yield one, answer

@@ -95,11 +95,7 @@ class Output:
 
     def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
-        text = format_json(row)
-        if not sys.stdout.encoding.lower().startswith("utf"):
-            # In JSON a character has escapes of its own.
-            text = json.dumps(json.loads(text))
-        self._write(text + "\n")
+        self._write(format_json(row) + "\n")
 
     def text(self, text: str, end: str = "\n") -> None:
         """Write text to stdout; its lines stay lines."""
@@ -224,25 +220,20 @@ def make_printable(text: object, *, lines: bool = False) -> str:
     feeds and tabs.
     """
     kept = "\n\t" if lines else ""
-    return _escape(
-        str(text),
-        lambda c: c if c in kept else c.encode("unicode_escape", "surrogatepass").decode("ascii"),
-    )
+
+    def show(c: str) -> str:
+        # Python calls every space but " " unprintable.
+        if c.isprintable() or c in kept or c in _JOINERS or unicodedata.category(c) == "Zs":
+            return c
+        return c.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+    shown = str(text)
+    return shown if shown.isprintable() else "".join(map(show, shown))
 
 
 def format_json(value: Any) -> str:
-    r"""Return JSON on one line; characters that are not printable become `\uXXXX`."""
-    return _escape(
-        json.dumps(value, ensure_ascii=False, allow_nan=False), lambda c: json.dumps(c)[1:-1]
-    )
-
-
-def _escape(text: str, escape: Callable[[str], str]) -> str:
-    def is_shown(c: str) -> bool:
-        # Python calls every space but " " unprintable.
-        return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
-
-    return text if text.isprintable() else "".join(c if is_shown(c) else escape(c) for c in text)
+    r"""Return JSON on one line, in ASCII: other characters are `\uXXXX`, in every encoding."""
+    return json.dumps(value, allow_nan=False)
 
 
 def format_bytes(n: float) -> str:

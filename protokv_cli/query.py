@@ -124,11 +124,6 @@ def query(
         many = names_many_states(state)
         check_options(
             (
-                answer.video and not answer.frames,
-                "--video is where --frames looks",
-                "add --frames DIR",
-            ),
-            (
                 ask.top and not many,
                 "--top ranks the answers of many states",
                 "name their folder: --state DIR/",

@@ -124,7 +124,7 @@ def test_a_terminal_without_a_question_is_a_prompt_and_what_is_typed_a_conversat
     monkeypatch.setattr(MockBackbone, "converses", False)
     typed = f"{QUESTION}\nwho ?\nwhere ?\nExit\nwhen ?\n"
     seen = run_on_terminal(protokv.environment, "query", clip, typed=typed)
-    assert " ".join(seen.screen.split()).count("keeps no conversation: it reads each") == 1
+    assert " ".join(seen.screen.split()).count("does not read all earlier turns") == 1
 
 
 def test_a_published_generation_is_the_default_of_query_and_options_win(
