@@ -106,19 +106,6 @@ def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program)
     assert sum(row["correct"] for row in rows) <= len(rows) / 4
 
 
-def test_the_embedded_model_says_once_what_it_is_and_what_it_does_not_know(
-    protokv: Program,
-) -> None:
-    protokv("ingest", SAMPLES / "short" / "video.mp4", "--budget", 64, "--json")
-    result = protokv("query", "video.safetensors", "who is the chef?", "where is the chef now?")
-    assert len(result.rows()) == 2
-    assert [
-        result.err.count("drawn shapes only"),
-        "chef" in result.err,
-        "--model" in result.err,
-    ] == [1, True, True]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("protokv") is None, reason="the program is not on the path")
 def test_the_demo_of_the_readme_runs(tmp_path: Path) -> None:

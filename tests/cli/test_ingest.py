@@ -116,8 +116,10 @@ def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_na
     )
     assert embedded("ingest", video, *SMALL, "-o", "new/clip.safetensors").err.startswith(named)
     # Every answer about a video that it cannot read says so, as text and as JSON.
-    asked = ("query", "new/clip.safetensors", "what shape ?", "how many ?")
-    assert "Note: the embedded model reads" in embedded(*asked, "-f", "table").err
+    asked = ("query", "new/clip.safetensors", "who is the chef ?", "how many ?")
+    told = embedded(*asked, "-f", "json").err
+    assert told.count("drawn shapes only, and this video is no such") == 1
+    assert "does not know who, chef" in told
     for state in asked[1], "new/":
         rows = embedded("query", state, "what shape ?", "how many ?").rows()
         assert all("drawn shapes only" in row["notice"] for row in rows)
