@@ -153,12 +153,11 @@ def list_state_sources(header: StateHeader) -> tuple[JsonRecord, ...]:
 
 def find_notice(header: StateHeader) -> str:
     """Return the notice for every answer of a state whose model cannot read its video: embedded
-    models read drawn shapes alone. Empty for other states, and for those of older versions, which
-    do not say whether their video is drawn. Raises as `read_last_segment`.
+    models read drawn shapes alone. Empty for other states. Raises as `read_last_segment`.
     """
     sources = [one for one in list_state_sources(header) if one]
-    # Clients push frames of their own.
-    drawn = all(one.get("drawn", one.get("kind") != "pushed") for one in sources)
+    # Clients push frames of their own, of which no record says that they are drawn.
+    drawn = all(one.get("drawn") for one in sources)
     return "" if drawn else make_notice(header.backbone.name)
 
 

@@ -212,7 +212,6 @@ def test_a_camera_is_live_while_somebody_writes_its_state(kept: Path) -> None:
         ("protokv/mini", {"drawn": False, "kind": "file"}, True),
         ("protokv/mini", {"kind": "pushed"}, True),
         ("protokv/mini", {"drawn": True, "kind": "file"}, False),
-        ("protokv/mini", {"kind": "file"}, False),  # by an older version
         ("mock", {"drawn": False, "kind": "file"}, False),
     ],
 )
