@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from protokv.core.build import build_memory
-from protokv.core.context import SlotContext
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.memories import MEMORIES, MemoryConfig
@@ -67,19 +66,6 @@ def test_a_number_that_is_not_finite_stops_nothing_and_is_counted(config: Memory
         memory.append(step)
         other.append(step)
     assert same(copy_of(memory), copy_of(other))
-
-
-@pytest.mark.parametrize("name", ["sliding-window", "full", "last-frames", "durable"])
-def test_a_dropped_token_is_never_shown(name: str) -> None:
-    world = World(shape_of(layers=2, heads=2, size=8, sink=2), 3)
-    memory = build_memory(MemoryConfig.of(name, budget=64), world.shape, world.rotary)
-    memory.start(*world.sink())
-    memory.append(spoilt(world.step(0, 5), [1, 3], float("nan")))
-    context = memory.recall()
-    assert isinstance(context, SlotContext)
-    seen = context.bias > -torch.inf
-    assert seen.sum(-1).unique().tolist() == [2 + 3]
-    assert torch.isfinite(context.keys).all()
 
 
 def test_the_bank_is_what_it_would_be_without_the_dropped_tokens() -> None:
