@@ -5,7 +5,7 @@ tokens enter it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -172,9 +172,12 @@ class BankRule(StateTensors, Generic[RuleConfigT]):
         return
 
     @abstractmethod
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
+    def absorb_(
+        self, tokens: FarTokens, step: int, numbers: Tensor, newest: Callable[[], FarTokens]
+    ) -> tuple[Tensor, ...]:
         """Put evicted tokens into the bank while a step is taken, given the float64 numbers of
-        `plan`; a rule that has some reads no `step`.
+        `plan`; a rule that has some reads no `step`. `newest` returns what the near window has of
+        the step.
 
         Return the rows `[n]` that changed, and behind these, where the rule has them at hand, what
         `PrototypeBank.centers` returns for these rows.

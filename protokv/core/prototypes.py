@@ -148,13 +148,13 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         leaving = self._near.leaving(step)
         self._near.write(step)
         if self._rule is not None and len(leaving):
-            self.write_far(*self._absorb(self._rule, leaving, step.step, numbers[2:]))
-
-    def _absorb(
-        self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Put the tokens that leave into the bank; return what `BankRule.absorb_` does."""
-        return rule.absorb_(self._far_tokens(leaving), step, numbers)
+            changed = self._rule.absorb_(
+                self._far_tokens(leaving),
+                step.step,
+                numbers[2:],
+                lambda: self._far_tokens(self._near.newest()),
+            )
+            self.write_far(*changed)
 
     def load(self, tensors: Tensors) -> None:
         """Take a state whose form is checked."""

@@ -46,7 +46,7 @@ out for one head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -170,7 +170,9 @@ class DurableRule(BankRule[DurableConfig]):
         """Return the numbers of `NoveltyCounts`."""
         return self._novelty.plan(step, move)
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
+    def absorb_(
+        self, tokens: FarTokens, step: int, numbers: Tensor, newest: Callable[[], FarTokens]
+    ) -> tuple[Tensor, ...]:
         """Put evicted tokens into the bank at time `step`."""
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from protokv.core.bank import BankRule, PrototypeBank
-from protokv.core.near import ExactTokens
+from protokv.core.bank import PrototypeBank
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import rotate
 from protokv.memories.paper.bank import PaperBank
@@ -35,15 +34,6 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
     def bank_type(cls, config: PaperConfig) -> type[PrototypeBank]:
         """Return the class of the bank."""
         return PaperBank
-
-    def _absorb(
-        self, rule: BankRule, leaving: ExactTokens, step: int, numbers: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Run Algorithms 1 and 2."""
-        assert self._rule is not None
-        (changed,) = super()._absorb(rule, leaving, step, numbers)
-        kept = self._rule.maintain_(lambda: self._far_tokens(self._near.newest()), step)
-        return (torch.cat((changed, kept)),)
 
     def _write_rows(self, rows: Tensor, centers: Sequence[Tensor]) -> None:
         """Write the S pseudo-tokens of prototypes `rows` `[n]`."""

@@ -57,12 +57,24 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
         """Return which prototypes moved."""
         return {"bank": (self._moved,)}
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
-        """Run Algorithm 1 for the evicted tokens of one step."""
+    def absorb_(
+        self, tokens: FarTokens, step: int, numbers: Tensor, newest: Callable[[], FarTokens]
+    ) -> tuple[Tensor, ...]:
+        """Run Algorithm 1 for the evicted tokens of one step, and Algorithm 2: age, merge,
+        recycle.
+        """
+        bank = self._bank
+        config = self._config
         tokens = leave_out_uncounted(tokens)
         if tokens.keys.shape[1]:
             self._assign_(tokens, step)
-        return (self._bank.take_touched_(),)
+        if config.decay != "off":
+            decay_masses_(bank, self.residuals, step, config)
+        if config.merge:
+            merge_close_(bank, self._moved, self.residuals, config)
+        if config.recycle:
+            self._moved.view(-1)[recycle_(bank, newest, config.seed, step, self._shape)] = True
+        return (bank.take_touched_(),)
 
     def _assign_(self, tokens: FarTokens, step: int) -> None:
         rows, residuals, prototypes = assign_tokens_(self._bank, tokens, step, self._config)
@@ -73,17 +85,3 @@ class PaperPrototypeRule(BankRule[PaperConfig]):
             self._bank.touch_(
                 (fitted[:, None] * K + torch.arange(K, device=fitted.device)).view(-1)
             )
-
-    def maintain_(self, newest: Callable[[], FarTokens], step: int) -> Tensor:
-        """Run Algorithm 2: age, merge, recycle. Return the rows `[n]` that changed; `newest`
-        returns what the window has of the newest step.
-        """
-        bank = self._bank
-        config = self._config
-        if config.decay != "off":
-            decay_masses_(bank, self.residuals, step, config)
-        if config.merge:
-            merge_close_(bank, self._moved, self.residuals, config)
-        if config.recycle:
-            self._moved.view(-1)[recycle_(bank, newest, config.seed, step, self._shape)] = True
-        return bank.take_touched_()

@@ -2,6 +2,7 @@
 a say.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -35,7 +36,9 @@ class Watched(DurableRule):
 
     compared = 0
 
-    def absorb_(self, tokens: FarTokens, step: int, numbers: Tensor) -> tuple[Tensor, ...]:
+    def absorb_(
+        self, tokens: FarTokens, step: int, numbers: Tensor, newest: Callable[[], FarTokens]
+    ) -> tuple[Tensor, ...]:
         bank = self._bank
         before = self._points()
         keeps = []
@@ -66,7 +69,7 @@ class Watched(DurableRule):
             return chosen[-1]
 
         with patch.object(self, "_candidates", note):
-            changed = super().absorb_(tokens, step, numbers)
+            changed = super().absorb_(tokens, step, numbers, newest)
         after, (B, K, _), signs = (
             self._points(),
             self._size,
