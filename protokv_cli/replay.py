@@ -211,13 +211,6 @@ class _ResultFlags(Flags, panel="Results"):
         from protokv.replay.figure import check_figure_path
         from protokv.state.store import refuse_input_as_target
 
-        check_options(
-            (
-                self.report and not inputs[:-1] and not results.exists(),
-                "no results are named",
-                "protokv replay --report FILE...",
-            )
-        )
         for written in (None if self.report else results, self.plot, self.table):
             if written is not None:
                 refuse_input_as_target(written, *inputs)
