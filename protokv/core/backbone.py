@@ -316,7 +316,7 @@ class Backbone(StreamModel):
         if spoken:
             start_s = min(one.start_s for one in spoken)
             said = SpokenText(said, start_s, max(one.end_s for one in spoken))
-        visual = slice(*(step.visual or slice(None)).indices(len(step))[:2])
+        visual = slice(*step.visual_span)
         embeddings = torch.cat((step.embeddings, self.embed_text(ids)))
         return replace(step, embeddings=embeddings, visual=visual, words=len(ids), words_text=said)
 

@@ -82,18 +82,13 @@ class RecentSteps:
                 if not spec.optional
             }
         tokens, positions = zip(*self.steps, strict=True)
-        rows = [
-            [len(one), *one.grid, *(one.visual or slice(None)).indices(len(one))[:2]]
-            for one in tokens
-        ]
-        held = (
-            torch.cat([one.embeddings for one in tokens]),
-            torch.cat(positions),
-            torch.tensor(rows),
-        )
-        found = dict(
-            zip(("recent.embeddings", "recent.positions", "recent.steps"), held, strict=True)
-        )
+        found = {
+            "recent.embeddings": torch.cat([one.embeddings for one in tokens]),
+            "recent.positions": torch.cat(positions),
+            "recent.steps": torch.tensor(
+                [[len(one), *one.grid, *one.visual_span] for one in tokens]
+            ),
+        }
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         return found | ({"recent.deepstack": torch.cat(deep, 1)} if deep else {})
 
@@ -112,16 +107,13 @@ class RecentSteps:
         sound &= deep is None or sum(visual) == deep.shape[1]
         if not sound or not all(0 <= first < last <= length for length, _, _, first, last in rows):
             raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens")
-        parts = [
-            torch.split(own[name], [row[0] for row in rows])
-            for name in ("recent.embeddings", "recent.positions")
-        ]
-        each: Sequence[Tensor | None] = (
+        lengths = [row[0] for row in rows]
+        embeddings = torch.split(own["recent.embeddings"], lengths)
+        positions = torch.split(own["recent.positions"], lengths)
+        added: Sequence[Tensor | None] = (
             [None] * len(rows) if deep is None else torch.split(deep, visual, 1)
         )
-        for (_, height, width, *span), embeddings, positions, added in zip(
-            rows, *parts, each, strict=True
-        ):
-            self.steps.append(
-                (StepTokens(embeddings, (height, width), slice(*span), added), positions)
-            )
+        for index, (_, height, width, first, last) in enumerate(rows):
+            grid = (height, width)
+            step = StepTokens(embeddings[index], grid, slice(first, last), added[index])
+            self.steps.append((step, positions[index]))

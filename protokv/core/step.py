@@ -67,12 +67,17 @@ class StepTokens:
     def __len__(self) -> int:
         return len(self.embeddings)
 
+    @property
+    def visual_span(self) -> tuple[int, int]:
+        """The first visual token, and the one after the last."""
+        return (0, len(self)) if self.visual is None else (self.visual.start, self.visual.stop)
+
     def select(self, visual_tokens: Tensor) -> tuple[StepTokens, Tensor]:
         """Return the step with some of its visual tokens `[n]` and all of its text, and the rows
         `[m]` these were.
         """
         rows = torch.arange(len(self), device=visual_tokens.device)
-        start, stop, _ = (self.visual or slice(None)).indices(len(self))
+        start, stop = self.visual_span
         rows = torch.cat((rows[:start], start + visual_tokens, rows[stop:]))
         selected = replace(
             self,
