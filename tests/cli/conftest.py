@@ -34,12 +34,13 @@ def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8) -> Pa
         np.random.default_rng([seed, n]).integers(0, 256, (4, 6, 3), dtype=np.uint8)
         for n in range(seconds)
     ]
-    return encode(
+    encode(
         path,
         (96, 64),
         (one.repeat(16, 0).repeat(16, 1) for one in blocks for _ in range(rate)),
         rate,
     )
+    return path
 
 
 @pytest.fixture(scope="session")

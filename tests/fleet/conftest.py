@@ -30,7 +30,8 @@ FATAL_RED = 250
 def write_video(path: Path, reds: Sequence[int], rate: int = 4) -> Path:
     """Write a video with one second of each redness."""
     images = (np.full((32, 48, 3), (red, 0, 0), np.uint8) for red in np.repeat(reds, rate))
-    return encode(path, (48, 32), images, rate, "mpeg4", b="4000000")
+    encode(path, (48, 32), images, rate, "mpeg4", b="4000000")
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +40,7 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("films")
     write_video(folder / "a.mp4", [10, 60, 110, 160])
     write_video(folder / "b.mkv", [20, 70, 120, FATAL_RED, 170, 30])
+    (folder / "sub").mkdir()
     write_video(folder / "sub" / "c.mp4", [30, 80, 130])
     for name in ("broken.mp4", "notes.txt", ".hidden.mp4"):
         (folder / name).write_bytes(b"no video")

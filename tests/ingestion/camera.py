@@ -7,11 +7,13 @@ reader.
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import av
+import numpy as np
+from numpy.typing import NDArray
 
-from tests.video.conftest import burn
+from tests.video.conftest import burn, encode
 
 # Seconds to try to connect; frames a second, and the size of the pictures.
 PATIENCE_S = 30.0
@@ -26,23 +28,17 @@ def send(
     """Send so many frames, at `pace` times real speed; 0: as fast as it can. PyAV's errors are
     raised.
     """
-    with av.open(url, "w", format=form, options=dict(options or {})) as output:
-        stream = output.add_stream(
-            "libx264", rate=RATE, options={"tune": "zerolatency", "preset": "ultrafast"}
-        )
-        stream.width = WIDTH
-        stream.height = HEIGHT
-        stream.pix_fmt = "yuv420p"
-        stream.codec_context.gop_size = 5
-        stream.codec_context.thread_count = 1
-        began_s = time.monotonic()
-        for i in range(frames):
-            frame = av.VideoFrame.from_ndarray(burn(i, WIDTH, HEIGHT), format="rgb24")
-            frame.pts = i
-            output.mux(stream.encode(frame))
-            if pace:
-                time.sleep(max(0.0, began_s + (i + 1) / RATE / pace - time.monotonic()))
-        output.mux(stream.encode(None))
+    how = {"tune": "zerolatency", "preset": "ultrafast", "g": "5", "threads": "1"}
+    images = draw(frames, pace)
+    encode(url, (WIDTH, HEIGHT), images, RATE, form=form, mux=options, **how)
+
+
+def draw(frames: int, pace: float) -> Iterator[NDArray[np.uint8]]:
+    began_s = time.monotonic()
+    for i in range(frames):
+        yield burn(i, WIDTH, HEIGHT)
+        if pace:
+            time.sleep(max(0.0, began_s + (i + 1) / RATE / pace - time.monotonic()))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ blocks.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -59,7 +59,6 @@ class Clip:
     options: dict[str, str] = field(default_factory=dict)
     mux: dict[str, str] = field(default_factory=dict)
     still: bool = False
-    rotation: int = 0
     pixel: Fraction | None = None  # width of a pixel by its height
     audio_s: float = 0.0
     pids: tuple[int, int] | None = None  # PIDs of pictures and sound in MPEG-TS
@@ -82,8 +81,6 @@ def write(clip: Clip, path: Path) -> Path:
         stream.codec_context.thread_count = 1
         if clip.pixel:
             stream.codec_context.sample_aspect_ratio = clip.pixel
-        if clip.rotation:
-            stream.set_display_rotation(clip.rotation)
         sound: Any = output.add_stream("aac", rate=8000, layout="mono") if clip.audio_s else None
         if clip.pids:
             stream.id, sound.id = clip.pids
@@ -132,22 +129,23 @@ def remux(
 
 
 def encode(
-    path: Path,
+    path: Path | str,
     size: tuple[int, int],
     images: Iterable[Any],
     rate: int,
     codec: str = "libx264",
+    *,
+    form: str | None = None,
+    mux: Mapping[str, str] | None = None,
     **options: str,
-) -> Path:
+) -> None:
     """Write RGB pictures `[height, width, 3]` of this width and height, so many a second."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as output:
+    with av.open(str(path), "w", format=form, options=dict(mux or {})) as output:
         stream: Any = output.add_stream(codec, rate=rate, options=options)
         stream.width, stream.height = size
         for image in images:
             output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         output.mux(stream.encode(None))
-    return path
 
 
 STEADY = [40 * i for i in range(61)]
@@ -176,8 +174,6 @@ CLIPS = {
     "10 bits": Clip(STEADY, pixels="yuv420p10le"),
     "interlaced": Clip(STEADY, options={"x264-params": "tff=1", "flags": "+ildct+ilme"}),
     "odd size": Clip(STEADY, pixels="yuv444p", width=131, height=97),
-    "turned": Clip(STEADY, rotation=90),
-    "turned back": Clip(STEADY, rotation=270),
     "one frame": Clip([0]),
     "a still": Clip(STEADY, still=True),
     "every frame a key frame": Clip(STEADY, codec="mjpeg", pixels="yuvj420p", suffix="mkv"),

@@ -1,9 +1,9 @@
 """Videos and their subtitles in an object store: an S3 server on loopback."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,43 +26,26 @@ VIDEOS = "s3://bucket/videos/"
 
 
 def refused(*_: object, **__: object) -> None:
+    """Stand for a store whose address has a password."""
     from obstore.exceptions import GenericError
 
-    raise GenericError("Server returned non-2xx status code: 403 Forbidden")
+    raise GenericError("403 Forbidden for url (http://me:s3c/r?e#t@host:9/bucket)")
 
 
 def test_subtitles_beside_an_object_are_found(
     store: S3Server, films: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     video = "s3://bucket/talks/talk.mp4"
-    for name in (
-        "talk.mp4",
-        "talk.en.vtt",
-        "talk.de.srt",
-        "talks.srt",
-        "talk.x/y.srt",
-        "other.srt",
-        "t.srt",
-    ):
-        words = (
-            "WEBVTT\n\n00:00.000 --> 00:01.000\n"
-            if name.endswith("vtt")
-            else "1\n00:00:00,000 --> 00:00:01,000\n"
-        )
-        store.put(f"talks/{name}", f"{words}{name}\n".encode())
+    for name in ("talk.mp4", "talk.en.srt", "talk.de.srt", "talks.srt", "talk.x/y.srt"):
+        store.put(f"talks/{name}", f"1\n00:00:00,000 --> 00:00:01,000\n{name}\n".encode())
     with open_source(films / "a.mp4") as source:
         for choice, name in (
-            ("auto", "talk.en.vtt"),
+            ("auto", "talk.en.srt"),
             ("de", "talk.de.srt"),
-            ("s3://bucket/talks/t.srt", "t.srt"),
+            ("s3://bucket/talks/talks.srt", "talks.srt"),
         ):
             found = find_subtitles(source, video, choice)
-            assert found.record
             assert (found.between(0.0, 1.0), found.record["name"]) == ([name], name)
-        assert (
-            find_subtitles(source, "s3://bucket/talks/talks.mp4", "auto").record["name"]
-            == "talks.srt"
-        )
         # Whoever may not list reads the video all the same.
         monkeypatch.setattr("obstore.store.S3Store.list", refused)
         assert find_subtitles(source, video, "auto").record == {}
@@ -110,8 +93,9 @@ def test_an_unreadable_object_is_one_error_with_its_address(
         lambda: fingerprint_bucket_video("s3://bucket/videos/a.mp4"),
         lambda: list(list_bucket(VIDEOS)),
     ):
-        with pytest.raises(SourceError, match="cannot read s3://bucket/videos/"):
+        with pytest.raises(SourceError, match=r"cannot read s3://bucket/.*//host:9") as caught:
             ask()
+        assert not re.search("me|s3c|r[?]e|#t", caught.value.message.partition(": ")[2])
     assert not list(tmp_path.iterdir())
 
 
@@ -175,18 +159,3 @@ def test_an_endpoint_that_is_no_address_is_named_without_its_value(
     with pytest.raises(ConfigError) as caught:
         open_bucket("s3://bucket/a.mp4")
     assert caught.value.message == f"{variable} is no address of a server"
-
-
-@pytest.mark.parametrize("user", ["me:s3cret", "me:s3/c?r#et", "s3cret@x:s3cret"])
-def test_a_password_in_the_address_of_a_store_is_not_shown(
-    user: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from obstore.exceptions import GenericError
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise GenericError(f"error sending request for url (http://{user}@127.0.0.1:9/bucket)")
-
-    monkeypatch.setattr("obstore.store.S3Store.head", fail)
-    with pytest.raises(SourceError, match="http://127") as caught:
-        fingerprint_bucket_video("s3://bucket/videos/a.mp4")
-    assert "s3" not in caught.value.message.partition("cannot read s3:")[2]

@@ -4,11 +4,8 @@ in mid-file.
 
 import subprocess
 import sys
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from protokv.errors import SourceUnreadable
@@ -18,49 +15,28 @@ from tests.video.conftest import Clip, MakeClip, number_in, write
 ROOT = Path(__file__).parents[2]
 
 STEADY = [40 * i for i in range(250)]
-UNEVEN = np.cumsum([0] + [20, 100, 33, 250, 7] * 30).tolist()
 
 
-def jumping_mp4(path: Path) -> None:
-    """Flip a high byte of the duration of one frame in the middle: everything after it is hours
-    later.
-    """
-    data = bytearray(write(Clip(UNEVEN), path).read_bytes())
-    data[data.index(b"stts") + 4 + 8 + 40 * 8 + 5] ^= 0x40
-    path.write_bytes(data)
-
-
-def jumping_mkv(path: Path) -> None:
-    """Flip the highest byte of the time of one cluster: its frames are hours later, the next are
-    right again.
-    """
+def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
+    tmp_path: Path,
+) -> None:
     clip = Clip([70_000 + t for t in STEADY], suffix="mkv", mux={"cluster_time_limit": "2000"})
-    data = bytearray(write(clip, path).read_bytes())
+    path = write(clip, tmp_path / "x.mkv")
+    data = bytearray(path.read_bytes())
     clusters = [i for i in range(len(data)) if data[i : i + 4] == b"\x1f\x43\xb6\x75"]
+    # The highest byte of the time of one cluster: its frames are hours later, the next are right.
     data[data.index(b"\xe7\x83", clusters[2]) + 2] ^= 0x40
     path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("make", "length_s"), [(jumping_mp4, UNEVEN[-1] / 1000), (jumping_mkv, 10.0)]
-)
-def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(
-    make: Callable[[Path], None], length_s: float, tmp_path: Path
-) -> None:
-    path = tmp_path / f"x.{make.__name__[-3:]}"
-    make(path)
     with open_source(path) as source:
         frames = list(source.frames())
-        assert all(a.time_s < b.time_s for a, b in pairwise(frames))
-        assert "jump" in source.damage.message or "before the end" in source.damage.message
-        # Frames with such a stamp are placed by their order; FFmpeg drops some frames of the MP4.
-        if make is jumping_mkv:
-            assert [number_in(frame.image) for frame in frames] == list(range(250))
-            assert [frame.time_s for frame in frames] == pytest.approx(
-                [i / 25 for i in range(250)], abs=1e-6
-            )
-            assert (source.damage.frames_damaged, source.damage.frames_lost) == (1, 0)
-        assert list(read_steps(source, 2.0, 2))[-1].time_s <= length_s + 1
+        # Frames with such a stamp are placed by their order.
+        assert [number_in(frame.image) for frame in frames] == list(range(250))
+        assert [frame.time_s for frame in frames] == pytest.approx(
+            [i / 25 for i in range(250)], abs=1e-6
+        )
+        assert (source.damage.frames_damaged, source.damage.frames_lost) == (1, 0)
+        assert "jump" in source.damage.message
+        assert list(read_steps(source, 2.0, 2))[-1].time_s <= 11.0
 
 
 def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path: Path) -> None:

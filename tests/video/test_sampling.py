@@ -1,6 +1,7 @@
 """Sampling by timestamps, and steps that do not depend on where reading began."""
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -13,33 +14,16 @@ from protokv.video.sampling import SAMPLING_SLACK_S, SampledFrame
 from protokv.video.source import drop_frames_before
 
 
-def frames_at(times: Sequence[float], durations: Sequence[float] | None = None) -> list[Frame]:
+def frames_at(times: Sequence[float], durations: Iterable[float | None] = ()) -> list[Frame]:
     """Frames whose number is their only pixel."""
-    stays: Sequence[float | None] = durations or [None] * len(times)
     return [
         Frame(t, np.full((1, 1, 3), i, np.uint8), d)
-        for i, (t, d) in enumerate(zip(times, stays, strict=True))
+        for i, (t, d) in enumerate(zip_longest(times, durations))
     ]
 
 
 def numbers(samples: Iterable[SampledFrame]) -> list[int]:
     return [int(s.image[0, 0, 0]) for s in samples]
-
-
-@pytest.mark.parametrize(
-    ("times", "durations", "fps", "shown"),
-    [
-        ([0.0, 0.5], [0.5, 2.0], 1.0, [0, 1, 1]),
-        ([0.0], None, 4.0, [0]),
-        ([], None, 4.0, []),
-        ([1.2, 1.7], None, 2.0, [0, 0, 0, 0, 1]),
-    ],
-    ids=["own duration", "one frame", "none", "before the first frame the first"],
-)
-def test_the_frame_shown_at_each_time_is_taken(
-    times: Sequence[float], durations: Sequence[float] | None, fps: float, shown: list[int]
-) -> None:
-    assert numbers(sample_frames(frames_at(times, durations), fps)) == shown
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf")])
@@ -59,14 +43,22 @@ def test_a_short_last_step_repeats_its_last_frame() -> None:
 gaps = st.lists(st.floats(0.002, 1.7), min_size=1, max_size=60)
 
 
-@given(gaps=gaps, fps=st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.0, 23.976]))
-def test_each_sample_is_the_latest_frame_not_after_its_time(gaps: list[float], fps: float) -> None:
-    times = np.cumsum([0.0, *gaps]).tolist()
-    got = list(sample_frames(frames_at(times), fps))
+@given(
+    first_s=st.sampled_from([0.0, 1.2]),
+    gaps=gaps | st.just([]),
+    stays_s=st.none() | st.floats(0.04, 3.0),
+    fps=st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.0, 23.976]),
+)
+def test_each_sample_is_the_latest_frame_not_after_its_time_or_the_first(
+    first_s: float, gaps: list[float], stays_s: float | None, fps: float
+) -> None:
+    times = np.cumsum([first_s, *gaps]).tolist()
+    got = list(sample_frames(frames_at(times, [*([None] * len(gaps)), stays_s]), fps))
     assert [s.time_s for s in got] == [k / fps for k in range(len(got))]
     for one, number in zip(got, numbers(got), strict=True):
-        assert number == max(i for i, t in enumerate(times) if t <= one.time_s + SAMPLING_SLACK_S)
-    end = times[-1] + min(gaps[-1], 1 / fps)
+        shown = (i for i, t in enumerate(times) if t <= one.time_s + SAMPLING_SLACK_S)
+        assert number == max(shown, default=0)
+    end = times[-1] + (stays_s or min([1 / fps, *gaps[-1:]]))
     assert len(got) / fps + SAMPLING_SLACK_S >= end > (len(got) - 1) / fps
 
 

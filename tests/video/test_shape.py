@@ -19,8 +19,9 @@ from PIL import ImageCms, ImageOps
 from protokv.errors import SourceUnreadable
 from protokv.texts import Keywords
 from protokv.video import open_source
+from protokv.video.registry import Decoder
 from tests.conftest import wide, widen
-from tests.video.conftest import Clip, MakeClip, burn, number_in, remux, write
+from tests.video.conftest import DECODERS, Clip, MakeClip, burn, number_in, remux, write
 from tests.video.test_stream import piped
 
 STEADY = [40 * i for i in range(20)]
@@ -40,9 +41,10 @@ def with_matrix(path: Path, target: Path, *matrix: float) -> Path:
     return target
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_a_display_matrix_turns_and_mirrors(
-    matrix: tuple[int, int, int, int], make_clip: MakeClip, tmp_path: Path
+    matrix: tuple[int, int, int, int], decoder: Decoder, make_clip: MakeClip, tmp_path: Path
 ) -> None:
     with open_source(make_clip("constant rate")) as plain:
         # Frame 7 looks the same from no two sides.
@@ -50,7 +52,7 @@ def test_a_display_matrix_turns_and_mirrors(
     a, b, c, d = matrix
     image = image[::d, ::a] if a else image.transpose(1, 0, 2)[::b, ::c]
     with open_source(
-        with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", *matrix)
+        with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", *matrix), decoder
     ) as source:
         assert np.array_equal(list(source.frames())[7].image, image)
         assert (source.info.height, source.info.width) == image.shape[:2]
