@@ -1,19 +1,14 @@
-"""Several steps in one forward: each attends to the memory and the steps before it, and states
-resume at chunks.
-"""
+"""Several steps in one forward: each attends to the memory and the steps before it."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from protokv.core.backbone import Backbone
 from protokv.core.step import StepKV
-from protokv.errors import StateMismatch
-from protokv.ingestion import Commit, Every, IngestProgress, LiveOptions, ingest_events
+from protokv.ingestion import Commit, Every, IngestProgress, ingest_events
 from protokv.memories import MEMORIES, MemoryConfig
-from protokv.state.reader import load_state
 from protokv.stream.session import Session
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -23,10 +18,6 @@ from tests.tolerance import check_logits
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short
 QUESTION = "what is the first star ?"
-
-
-def events(path: Path, **options: Any) -> list[object]:
-    return list(ingest_events(SOURCE, path, SAVED["durable"], backbone=MockBackbone(), **options))
 
 
 def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Session:
@@ -91,22 +82,15 @@ def test_a_step_attends_to_the_memory_and_the_chunk_so_far(
 
 
 def test_progress_and_commits_come_behind_whole_chunks(path: Path) -> None:
-    told = events(path, chunk=4, every=Every(n_steps=1))
+    # A file that names none has chunks of four.
+    events = ingest_events(
+        SOURCE,
+        path,
+        SAVED["durable"],
+        backbone=MockBackbone(),
+        chunk=None,
+        every=Every(n_steps=1),
+    )
+    told = list(events)
     assert [event.steps for event in told if isinstance(event, IngestProgress)] == [4, 8, 11]
     assert [event.steps for event in told if isinstance(event, Commit)] == [4, 8, 11, 11]
-
-
-@pytest.mark.parametrize("stop_after", [1, 2])
-def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(
-    stop_after: int, path: Path, tmp_path: Path
-) -> None:
-    whole = tmp_path / "whole.safetensors"
-    events(path, chunk=4, live=LiveOptions(for_s=4.0 * stop_after))
-    stopped = load_state(path)
-    assert (stopped.clock.steps, (stopped.source or {})["chunk"]) == (4 * stop_after, 4)
-    with pytest.raises(StateMismatch, match="its chunk is 4, this run's is 1"):
-        events(path)
-    # A file that names none has this chunk, and a state goes on with its own.
-    events(path, chunk=None)
-    events(whole, chunk=None)
-    assert path.read_bytes() == whole.read_bytes()

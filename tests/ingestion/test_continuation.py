@@ -125,14 +125,6 @@ def test_an_interrupted_one_goes_on_by_the_same_command(
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_the_interval_of_commits_changes_nothing_of_the_state(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{i}.safetensors" for i in range(4)]
-    intervals = (Every(n_steps=1), Every(seconds=2.0), Every(wall_s=1e-9), Every())
-    for path, every in zip(paths, intervals, strict=True):
-        run(path, A, every=every)
-    assert len({path.read_bytes() for path in paths}) == 1
-
-
 def test_no_source_is_watched_twice(path: Path) -> None:
     run(path, A)
     run(path, B, append=True)
@@ -179,6 +171,7 @@ SETTINGS = {**dict.fromkeys(MOCK.settings, "other"), "new": 1}
         ("memory.budget", {"config": DurableConfig(budget=44)}),
         ("memory.seed", {"config": DurableConfig(budget=40).with_fields({"seed": 1})}),
         ("fps", {"fps": 3.0}),
+        ("its chunk is 1, this run's is 4", {"chunk": 4}),
         ("weights_digest", changed(identity=replace(MOCK.identity, weights_digest="other"))),
         (next(iter(MOCK.settings)), changed(settings=SETTINGS)),
         (r"its last source 1\.mp4 is not watched to the end", {"source": B, "append": True}),

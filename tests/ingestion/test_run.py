@@ -226,8 +226,11 @@ def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes
         StandingQuestion("what is it", 3.0),
         StandingQuestion("red or not", 4.0, ("red", "green")),
     )
-    how: Any = {"ask": asked, "chunk": chunk}
-    found = [one for one in run(source, whole, **how) if isinstance(one, QuestionAnswered)]
+    found = [
+        one
+        for one in run(source, whole, ask=asked, chunk=chunk)
+        if isinstance(one, QuestionAnswered)
+    ]
     assert [(one.stream_time_s, one.late_s) for one in found] == [(at_s, None) for at_s in times]
     assert [one["answer"] for one in describe_state(whole)["stream"]["answers"]] == [
         one.answer for one in found
@@ -236,12 +239,14 @@ def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes
         path = tmp_path / f"{steps}.safetensors"
         calls = count()
         # Stopped, and then closed at the first event after the next step.
-        list(run(source, path, should_stop=lambda n=steps, c=calls: next(c) >= n, **how))
-        events = run(source, path, **how)
+        stop: Any = lambda n=steps, c=calls: next(c) >= n  # noqa: E731
+        list(run(source, path, ask=asked, chunk=chunk, should_stop=stop))
+        # A state goes on with its own chunk.
+        events = run(source, path, ask=asked, chunk=None)
         _ = next(events)
         _ = next(events)
         events.close()
-        list(run(source, path, **how))
+        list(run(source, path, ask=asked, chunk=None))
         assert path.read_bytes() == whole.read_bytes()
 
 
