@@ -13,7 +13,6 @@ from protokv.state.checkpoint import save_state
 from protokv.state.reader import load_state
 from tests.fleet.conftest import CONFIG, write_video
 from tests.mock_backbone import MockBackbone
-from tests.words.subtitled import write_subtitled
 
 MOCK = MockBackbone().identity
 
@@ -79,19 +78,6 @@ def test_a_video_whose_content_or_subtitles_changed_is_started_over(
         watch(job, recipe)
     write_video(Path(job.source), [10, 60, 110, 160])
     assert find(job, recipe) == ("changed", 0, 0.0)
-
-
-def test_forced_subtitles_beside_a_full_track_change_nothing_and_full_ones_do(
-    recipe: JobRecipe, tmp_path: Path
-) -> None:
-    job = VideoJob(
-        str(write_subtitled(tmp_path / "t.mkv", {"eng": [(1.0, 2.0, "all")]}, seconds=3)), "t"
-    )
-    for name, status in (("en.forced", "done"), ("en", "changed")):
-        watch(job, recipe)
-        assert find(job, recipe)[0] == "done"
-        (tmp_path / f"t.{name}.srt").write_text("1\n00:00:00,000 --> 00:00:01,000\nparts\n")
-        assert find(job, recipe)[0] == status
 
 
 def test_a_state_of_other_settings_video_or_model_is_refused_and_started_over_by_force(

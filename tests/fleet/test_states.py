@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from protokv.errors import StateCorrupt
 from protokv.fleet import (
@@ -18,6 +17,7 @@ from protokv.ingestion import Every
 from protokv.state.folder import describe_states, find_states
 from protokv.state.reader import load_state
 from protokv.stream.opening import load_backbone_for_states
+from tests.core.streams import same
 from tests.fleet.conftest import InlinePool, StateBytes, ends, outcomes
 
 
@@ -59,9 +59,7 @@ def test_a_bucket_of_videos_becomes_a_bucket_of_states_and_then_nothing_is_left(
         mine = load_state(locate_fleet_state(recipe.place, key))
         theirs = load_state(tmp_path / "single.safetensors")
         assert mine.clock == theirs.clock
-        assert all(
-            torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items()
-        )
+        assert same(mine.tensors, theirs.tensors)
     before = store.objects()
     assert {one.status for one in outcomes(jobs, InlinePool(recipe), recipe).values()} == {"done"}
     assert store.objects() == before

@@ -2,21 +2,17 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.errors import ConfigError
 from protokv.memories import MemoryConfig
 from protokv.replay.memories import MemoryVariant
-from protokv.replay.plan import ReplayPlan, make_replay_plan, run_replay_plan
 from protokv.replay.questions import plan_asks
-from protokv.replay.rows import AnswerRow, AnswerRowFile
+from protokv.replay.rows import AnswerRow
 from protokv.replay.runner import TrialSetup, replay_stream
 from protokv.stream.session import Session
-from protokv.video.source import ShouldStop, never_stop
 from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [
@@ -62,27 +58,3 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(
                 )
                 assert row.tokens_seen == session.clock.tokens_seen
         assert not left
-
-
-def run(plan: ReplayPlan, path: Path, should_stop: ShouldStop = never_stop) -> dict[str, str]:
-    """Run what is left; return key -> prediction of the new rows."""
-    events = run_replay_plan(plan, AnswerRowFile(path), should_stop=should_stop)
-    return {event.key: event.prediction for event in events if isinstance(event, AnswerRow)}
-
-
-def test_stopping_keeps_what_is_done_and_the_rest_is_asked_later(
-    tiny: Backbone, stream: WorldStream, tmp_path: Path
-) -> None:
-    plan = make_replay_plan(
-        [stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)
-    )
-    path = tmp_path / "parts"
-    whole = run(plan, tmp_path / "whole")
-    stops = iter([False] * 20)
-    done = run(plan, path, lambda: next(stops, True))
-    assert whole.items() > done.items() > set()
-    assert plan.cost()["answers"] == len(whole)
-    assert plan.cost(done)["answers"] == len(whole) - len(done)
-    assert run(plan, path) == {key: whole[key] for key in whole.keys() - done.keys()}
-    with pytest.raises(ConfigError, match="durable at 24 is there twice"):
-        make_replay_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, TrialSetup.of(tiny))
