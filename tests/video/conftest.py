@@ -18,30 +18,24 @@ MakeClip = Callable[..., Path]
 
 ROWS = 4
 COLUMNS = 4
+BITS = np.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
 DECODERS = ["pyav", *(["decord"] if importlib.util.find_spec("decord") else [])]
 
 
 def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:
     image = np.full((height, width, 3), 40, np.uint8)
-    h = height // ROWS
-    w = width // COLUMNS
-    for bit in range(ROWS * COLUMNS):
-        y = bit // COLUMNS * h
-        x = bit % COLUMNS * w
-        image[y : y + h, x : x + w] = 255 if number >> bit & 1 else 0
+    blocks = np.uint8(255) * (number >> BITS & 1).astype(np.uint8)
+    shown = blocks.repeat(height // ROWS, 0).repeat(width // COLUMNS, 1)
+    image[: shown.shape[0], : shown.shape[1]] = shown[..., None]
     return image
 
 
 def number_in(image: NDArray[np.uint8]) -> int:
     """Invert `burn`."""
-    h = image.shape[0] // ROWS
-    w = image.shape[1] // COLUMNS
-    number = 0
-    for bit in range(ROWS * COLUMNS):
-        y = bit // COLUMNS * h
-        x = bit % COLUMNS * w
-        number |= int(image[y + h // 2, x + w // 2].mean() > 127) << bit
-    return number
+    height = image.shape[0] // ROWS
+    width = image.shape[1] // COLUMNS
+    centres = image[height // 2 :: height, width // 2 :: width][:ROWS, :COLUMNS]
+    return int(((centres.mean(2) > 127) << BITS).sum())
 
 
 @dataclass(frozen=True)
@@ -135,16 +129,21 @@ def encode(
     rate: int,
     codec: str = "libx264",
     *,
+    pixels: str = "rgb24",
     form: str | None = None,
     mux: Mapping[str, str] | None = None,
     **options: str,
 ) -> None:
-    """Write RGB pictures `[height, width, 3]` of this width and height, so many a second."""
+    """Write pictures of this width and height, so many a second: RGB `[height, width, 3]`, or of
+    other pixels, which the codec keeps.
+    """
     with av.open(str(path), "w", format=form, options=dict(mux or {})) as output:
         stream: Any = output.add_stream(codec, rate=rate, options=options)
         stream.width, stream.height = size
+        if pixels != "rgb24":
+            stream.pix_fmt = pixels
         for image in images:
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format=pixels)))
         output.mux(stream.encode(None))
 
 

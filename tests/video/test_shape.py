@@ -7,7 +7,6 @@ import zlib
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -21,7 +20,7 @@ from protokv.texts import Keywords
 from protokv.video import open_source
 from protokv.video.registry import Decoder
 from tests.conftest import wide, widen
-from tests.video.conftest import DECODERS, Clip, MakeClip, burn, number_in, remux, write
+from tests.video.conftest import DECODERS, Clip, MakeClip, burn, encode, number_in, remux, write
 from tests.video.test_stream import piped
 
 STEADY = [40 * i for i in range(20)]
@@ -189,21 +188,14 @@ def test_light_up_to_the_white_of_a_page_is_as_bright_as_without_high_dynamic_ra
     name: str, suffix: str, tmp_path: Path
 ) -> None:
     transfer, signal = SIGNALS[name]
-    space = 1 if name == "BT.709" else 9
-    with av.open(str(tmp_path / f"x.{suffix}"), "w") as output:
-        stream: Any = output.add_stream("libx265", rate=5)
-        stream.options = {"x265-params": "log-level=none:qp=4"}
-        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p10le"
-        stream.codec_context.color_trc = transfer
-        stream.codec_context.color_primaries = stream.codec_context.colorspace = space
-        planes = np.full((96, 96), 512, np.uint16)
-        planes[:64] = np.rint(64 + 876 * np.repeat(signal, 16))
-        for number in range(3):
-            frame = av.VideoFrame.from_ndarray(planes, format="yuv420p10le")
-            frame.pts = number
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
-    with open_source(tmp_path / f"x.{suffix}") as source:
+    space = "1" if name == "BT.709" else "9"
+    planes = np.full((96, 96), 512, np.uint16)
+    planes[:64] = np.rint(64 + 876 * np.repeat(signal, 16))
+    how: Keywords = {"color_trc": str(transfer), "color_primaries": space, "colorspace": space}
+    how |= {"x265-params": "log-level=none:qp=4"}
+    path = tmp_path / f"x.{suffix}"
+    encode(path, (96, 64), [planes] * 3, 5, "libx265", pixels="yuv420p10le", **how)
+    with open_source(path) as source:
         images = [frame.image for frame in source.frames()]
     assert len(images) == 3
     *bars, white = images[-1][32, 8::16].mean(1)

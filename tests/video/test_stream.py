@@ -112,11 +112,6 @@ def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart()
         SourceNotFound, match=r"nothing answers at rtsp://no\.invalid/x: its host is not known"
     ):
         AVSource("rtsp://u:s3cret@no.invalid/x")
-    with pytest.raises(
-        SourceNotFound, match=r"nothing answers at rtsp://127\.0\.0\.1:9/x: Connection refused"
-    ) as caught:
-        AVSource("rtsp://u:s3cret@127.0.0.1:9/x")
-    assert caught.value.hint
     # Of a wheel of PyAV; a build of one's own may have it.
     with pytest.raises((ConfigError, SourceUnreadable)) as refused:
         AVSource("srt://127.0.0.1:9", timeout_s=1.0)
