@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
+from protokv.errors import ConfigError
 from protokv.replay.questions import (
     ASK_SLACK_S,
     DELAY_LADDER_S,
@@ -80,10 +80,6 @@ def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="about no video, which is none"):
         open_replay_videos([SAMPLE, other], file)
     assert len(open_replay_videos([SAMPLE], file)[0].questions) == 1
-    other.write_text("not a video")
-    for questions, error in ((file, SourceUnreadable), (tmp_path / "absent.jsonl", SourceNotFound)):
-        with pytest.raises(error, match=r"other|absent\.jsonl"):
-            open_replay_videos([other], questions)
 
 
 def question(number: int, t0: float, kind: str = "colour") -> ReplayQuestion:

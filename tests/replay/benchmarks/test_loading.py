@@ -130,8 +130,6 @@ def test_times_count_from_the_beginning_of_what_a_file_holds(data_root: Path) ->
     opened = open_dataset(BENCHMARKS["rvs-movie"], data_root / "rvs-movie")
     # One file holds the film from its beginning, the other the clip, whose annotations begin at
     # second 500.
-    for stream in opened.streams:
-        assert {question.reference_s for question in stream.questions} == {10.0}
     assert opened.notes["questions counted from the beginning of their clip"] == 2
     assert [step.time_s for step in opened.streams[1].steps(1.0, 1)] == list(range(LENGTH_S))
 
