@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 import protokv
 from protokv.backbones import load_backbone
-from protokv.backbones.loading import use_fast_kernels
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.tensors import TensorDict
@@ -28,8 +28,8 @@ from protokv.video.sampling import VideoStep
 from protokv.video.source import never_stop
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames, slow, wide, widen
-from tests.fake_cuda import FakeCuda, data_of, fake_cuda
+from tests.conftest import random_frames, slow, wide
+from tests.fake_cuda import data_of, fake_cuda
 
 QUESTION = "what is the first star ?"
 Models = Callable[..., tuple[Backbone, Backbone]]
@@ -67,10 +67,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         folder = str(BUILDERS[family](tmp_path_factory.mktemp(family)))
         with fake_cuda():
             there = load_backbone(folder, device="cuda:0", dtype=dtype)
-        here = load_backbone(folder, device="cpu", dtype=dtype)
-        if dtype == "bfloat16":
-            use_fast_kernels(here._model)  # type: ignore[attr-defined]
-        return here, there
+        return load_backbone(folder, device="cpu", dtype=dtype), there
 
     return load
 
@@ -87,26 +84,43 @@ def held(session: Session) -> TensorDict:
     return {name: data_of(tensor).clone() for name, tensor in session.tensors().items()}
 
 
+class Watched(NamedTuple):
+    """A session of six steps, the logits of a question behind the first one and behind the last,
+    and an answer.
+    """
+
+    session: Session
+    logits: list[Tensor]
+    answer: Answer
+
+
+def watch_and_ask(backbone: Backbone, config: MemoryConfig) -> Watched:
+    session = Session.start(backbone, config, attachments=[Transcript()])
+    logits = []
+    for step in range(6):
+        # Not every family shows words at compact positions.
+        words = ["two three"] if step % 2 and config.positions == "stream" else []
+        session.watch(random_frames(step, backbone.frames_per_step), words=words)
+        if step in (0, 5):
+            logits.append(session.prefill(QUESTION).float().cpu())
+    return Watched(session, logits, session.ask(QUESTION, Decoding(2), evidence=True))
+
+
 def use(
     backbone: Backbone, config: MemoryConfig, path: Path
 ) -> tuple[list[TensorDict], list[object]]:
     """Return the states and the answers of a session that is saved, loaded and goes on with a chunk
     of two steps.
     """
-    session = Session.start(backbone, config, attachments=[Transcript()])
-    for step in range(6):
-        # Not every family shows words at compact positions.
-        words = ["two three"] if step % 2 and config.positions == "stream" else []
-        session.watch(random_frames(step, backbone.frames_per_step), words=words)
+    session, logits, answer = watch_and_ask(backbone, config)
     states = [held(session)]
-    logits = session.prefill(QUESTION)
-    answer = session.ask(QUESTION, Decoding(2), evidence=True)
     protokv.save(session, path)
     session = protokv.load(path, backbone)
     seconds = session.clock.step_seconds
     chunk = [backbone.prepare(random_frames(step, backbone.frames_per_step)) for step in (6, 7)]
     session.watch_prepared(chunk, [6 * seconds, 7 * seconds])
-    return [*states, held(session)], [data_of(logits).tolist(), answer.text, answer.evidence]
+    told: list[object] = [[one.tolist() for one in logits], answer.text, answer.evidence]
+    return [*states, held(session)], told
 
 
 @pytest.mark.parametrize(("family", "kind", "positions"), EVERY)
@@ -129,19 +143,6 @@ def test_a_device_of_its_own_gives_what_the_cpu_gives(
     for one, other in zip(found[0], expected[0], strict=True):
         assert one.keys() == other.keys()
         assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-@pytest.mark.parametrize("kind", widen(MEMORIES, QUICK_MEMORIES))
-def test_attention_by_columns_is_about_that_of_the_cpu(
-    models: Models, kind: str, tmp_path: Path
-) -> None:
-    config = small(kind)
-    here, there = models("qwen2_5_vl", "bfloat16")
-    (expected, *_) = use(here, config, tmp_path / "here.safetensors")[1]
-    with fake_cuda():
-        (found, *_) = use(there, config, tmp_path / "there.safetensors")[1]
-    # Logits of 7 in bfloat16, a few roundings apart.
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0, atol=0.25)
 
 
 WAITS = {"gemma4": ["vision tower"]}
@@ -185,46 +186,32 @@ def test_all_that_a_stream_does_is_captured(
     assert {"question", "token"} < session._reader.runs.how.keys()
 
 
-def use_together(backbone: Backbone) -> tuple[list[TensorDict], list[Answer]]:
-    """Return states of four streams, of which one, two or four are due, and answers of all."""
-    sessions = [Session.start(backbone, small("durable")) for _ in range(4)]
-    for step in range(16):
-        due = [
-            StepsToWatch(
-                one,
-                [backbone.prepare(random_frames(step + 5 * n, backbone.frames_per_step))],
-                [one.clock.next_start_s],
-            )
-            for n, one in enumerate(sessions[: 1 << step % 3])
-        ]
-        watch_together(due)
-        assert [one.error for one in due] == [None] * len(due)
-    asked = [AskedQuestion(one, QUESTION, Decoding(9, temperature=0)) for one in sessions]
-    return list(map(held, sessions)), list(ask_together(asked))
-
-
 # Texts before a picture of the others differ in length from time to time.
 @pytest.mark.parametrize("family", ["qwen2_5_vl", *wide("qwen3_vl", "smolvlm")])
-def test_streams_and_questions_together_are_captured_and_give_what_the_cpu_gives(
-    models: Models, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there = models(family)
-    monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
-    states, answers = use_together(here)
-    monkeypatch.undo()
+def test_streams_and_questions_together_are_captured(models: Models, family: str) -> None:
+    backbone = models(family)[1]
     with fake_cuda():
-        found, said = use_together(there)
-    assert there.runs is not None
-    differs = "it has other sizes or other buffers each time"
-    assert there.runs.how == {
+        sessions = [Session.start(backbone, small("durable")) for _ in range(4)]
+        for step in range(16):
+            due = [
+                StepsToWatch(
+                    one,
+                    [backbone.prepare(random_frames(step + 5 * n, backbone.frames_per_step))],
+                    [one.clock.next_start_s],
+                )
+                for n, one in enumerate(sessions[: 1 << step % 3])
+            ]
+            watch_together(due)
+            assert [one.error for one in due] == [None] * len(due)
+        decoding = Decoding(9, temperature=0)
+        list(ask_together([AskedQuestion(one, QUESTION, decoding) for one in sessions]))
+    assert backbone.runs is not None
+    assert backbone.runs.how == {
         "vision tower": "graph",
         "steps together": "graph",
-        "questions together": differs,
+        "questions together": "it has other sizes or other buffers each time",
         "tokens together": "graph",
     }
-    assert [one.text for one in said] == [one.text for one in answers]
-    for one, other in zip(found, states, strict=True):
-        assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models) -> None:
@@ -259,13 +246,6 @@ def test_tensors_of_two_devices_do_not_meet() -> None:
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
         assert not waits
-        allowed = (
-            there + torch.tensor(2),
-            there[here],
-            there.clone().copy_(here),
-            here.to("cuda:0"),
-        )
-        assert all(type(one) is FakeCuda and one.device.type == "cuda" for one in allowed)
 
 
 def test_what_the_host_reads_is_a_wait() -> None:
@@ -280,6 +260,3 @@ def test_what_the_host_reads_is_a_wait() -> None:
             waits.clear()
             read()
             assert sum(waits.values()) == 1
-        waits.clear()
-        there.clone().add_(1).sum().exp()
-        assert not waits

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -23,8 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,6 @@ from protokv.stream.taking import DueSteps, take_together
 from protokv.stream.together import AskedQuestion, ask_together
 from protokv.texts import JsonObject
 from protokv.timings import Timings
-from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
 from tests.benchmarks.results import RESULTS, machine
 from tests.realsize.build import PUBLISHED
@@ -73,20 +70,37 @@ SMALL_VISION = {
 # Pixels of a side of a frame, and tokens of a step of two frames.
 SIDE = 392
 TOKENS = 196
+QUESTION = "what is the first star ?"
 
 
+@dataclass
 class Visit:
     """What all parts share: where rows go, where the model and the clip are, and whether all of it
     is tiny.
     """
 
-    def __init__(self, part: str, rows: Path, work: Path, tiny: bool) -> None:
-        self.part = part
-        self.rows = rows
-        self.work = work
-        self.tiny = tiny
-        self.model = work / "model"
-        self.clip = work / "clip.mp4"
+    part: str
+    rows: Path
+    work: Path
+    tiny: bool
+    share: int = 0
+
+    def __post_init__(self) -> None:
+        # A process of a part gets them as text.
+        self.rows = Path(self.rows)
+        self.work = Path(self.work)
+
+    @property
+    def model(self) -> Path:
+        return self.work / "model"
+
+    @property
+    def config(self) -> MemoryConfig:
+        return MemoryConfig.of("durable", budget=24 if self.tiny else 6000)
+
+    @property
+    def clip(self) -> Path:
+        return self.work / "clip.mp4"
 
     def say(self, **row: Any) -> None:
         line = json.dumps({"part": self.part} | row)
@@ -125,38 +139,23 @@ def timed(call: Callable[[int], object], rounds: int) -> tuple[float, float]:
     )
 
 
-def _lap(laps: list[float]) -> None:
-    sync()
-    laps.append(time.perf_counter())
-
-
 def peak() -> float:
     """Return the most GiB that torch has allocated on the device."""
     return round(torch.cuda.max_memory_allocated() / 2**30, 2) if CUDA else 0.0
 
 
-def run_tests(visit: Visit, _: int) -> None:
+def run_tests(visit: Visit) -> None:
     """Run the tests that need a GPU."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "tests/test_gpu.py",
-        "-n",
-        "0",
-        "-q",
-        "--tb=short",
-    ]
-    done = subprocess.run([*command, "-W", "default"], cwd=ROOT, capture_output=True, text=True)
+    options = ["-m", "gpu", "-n", "0", "-q", "--tb=short", "-W", "default"]
+    command = [sys.executable, "-m", "pytest", "tests/test_gpu.py", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     (visit.rows.parent / "pytest-gpu.txt").write_text(done.stdout[-30000:] + done.stderr[-3000:])
     failed = [line[:300] for line in lines if line.startswith(("FAILED", "ERROR"))]
     visit.say(summary=lines[-1] if lines else done.stderr[-300:], failed=failed)
 
 
-def compare_families(visit: Visit, share: int) -> None:
+def compare_families(visit: Visit) -> None:
     """Watch and ask with every family and memory, in float32 on the CPU and on the device, and in
     bfloat16.
     """
@@ -165,7 +164,7 @@ def compare_families(visit: Visit, share: int) -> None:
     # cuDNN rounds what goes into a convolution to TF32 by default.
     cudnn: Any = torch.backends.cudnn
     cudnn.conv.fp32_precision = "ieee"
-    families = list(BUILDERS)[share::4]
+    families = list(BUILDERS)[visit.share :: 4]
     kinds = ["durable", "sliding-window"] if visit.tiny else list(MEMORIES)
     rows: list[JsonObject] = []
     for family in families[:1] if visit.tiny else families:
@@ -198,40 +197,26 @@ def _compared(models: JsonObject, config: Any) -> JsonObject:
     after evictions.
     """
     # Its import changes threads and garbage collection.
-    from tests.conftest import random_frames
-    from tests.test_fake_cuda import QUESTION
+    from tests.test_fake_cuda import watch_and_ask
 
-    logits: dict[Any, Any] = {}
-    states = {}
-    answers = {}
-    for name, backbone in models.items():
-        session = Session.start(backbone, config, attachments=[Transcript()])
-        logits[name] = []
-        for step in range(6):
-            words = ["two three"] if step % 2 and config.positions == "stream" else []
-            session.watch(random_frames(step, backbone.frames_per_step), words=words)
-            if step in (0, 5):
-                logits[name].append(session.prefill(QUESTION).float().cpu())
-        answers[name] = session.ask(QUESTION, Decoding(2, temperature=0), evidence=True)
-        states[name] = {key: held.cpu() for key, held in session.tensors().items()}
-    pairs = {
-        key: (one.float(), states["device"][key].float()) for key, one in states["cpu"].items()
-    }
+    here, there, half = (watch_and_ask(models[name], config) for name in ("cpu", "device", "half"))
     first, last = (
         float((one - other).abs().max())
-        for one, other in zip(logits["cpu"], logits["device"], strict=True)
+        for one, other in zip(here.logits, there.logits, strict=True)
     )
+    device = there.session.tensors()
     return {
         "first": first,
         "last": last,
-        "largest": float(logits["cpu"][1].abs().max()),
+        "largest": float(here.logits[1].abs().max()),
         "off": [
             key
-            for key, (a, b) in pairs.items()
-            if a.shape != b.shape or not torch.allclose(a, b, atol=1e-3)
+            for key, one in here.session.tensors().items()
+            if one.shape != device[key].shape
+            or not torch.allclose(one.float(), device[key].float().cpu(), atol=1e-3)
         ],
-        "same_answer": answers["cpu"].text == answers["device"].text,
-        "half_finite": all(bool(one.isfinite().all()) for one in logits["half"]),
+        "same_answer": here.answer.text == there.answer.text,
+        "half_finite": all(bool(one.isfinite().all()) for one in half.logits),
     }
 
 
@@ -258,21 +243,15 @@ def made_model(tiny: bool, **tokens: int) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def prepare(visit: Visit, _: int) -> None:
+def prepare(visit: Visit) -> None:
     """Write the model's folder and the clip."""
     start = time.perf_counter()
     visit.model.mkdir()
     tokens = qwen_tokens(write_tokenizer(visit.model, QWEN_SPECIAL, QWEN_TEMPLATE))
     side = 56 if visit.tiny else SIDE
-    limits = {
-        "min_pixels": side * side,
-        "max_pixels": side * side,
-        "patch_size": 14,
-        "merge_size": 2,
-    }
-    (visit.model / "preprocessor_config.json").write_text(
-        json.dumps(limits | {"temporal_patch_size": 2})
-    )
+    file = "preprocessor_config.json"
+    limits = {"min_pixels": side * side, "max_pixels": side * side}
+    (visit.model / file).write_text(json.dumps(PUBLISHED[MODEL][file] | limits))
     made_model(visit.tiny, **tokens).save_pretrained(visit.model)
     written = time.perf_counter()
     write_clip(visit.clip, 6 if visit.tiny else 60, 10 if visit.tiny else 80)
@@ -289,7 +268,7 @@ def write_clip(path: Path, seconds: int, cell: int) -> None:
     encode(path, (16 * cell, 9 * cell), pictures, 30, preset="ultrafast", crf="30")
 
 
-def measure_steps(visit: Visit, _: int) -> None:
+def measure_steps(visit: Visit) -> None:
     """Time a step, a question and a state of some memories."""
     start = time.perf_counter()
     backbone = load_backbone(str(visit.model), device=DEVICE, dtype="bfloat16")
@@ -316,19 +295,17 @@ def measure_steps(visit: Visit, _: int) -> None:
             _measure_memory(visit, backbone, kind, budget, prepared, steps, by_graphs)
     for count, chunk in ((1, 1), (4, 1), (1, 4)):
         with visit.trying(streams=count, chunk=chunk):
-            _measure_streams(visit, backbone, 24 if visit.tiny else 6000, prepared, count, chunk)
+            _measure_streams(visit, backbone, prepared, count, chunk)
     for count in (2,) if visit.tiny else (1, 2, 4, 8):
         with visit.trying(together=count):
-            _measure_together(visit, backbone, 24 if visit.tiny else 6000, steps, count)
+            _measure_together(visit, backbone, steps, count)
 
 
 def _measure_streams(
-    visit: Visit, backbone: Any, budget: int, prepared: list[Any], count: int, chunk: int
+    visit: Visit, backbone: Any, prepared: list[Any], count: int, chunk: int
 ) -> None:
     """Time a step of some sessions of one model in turn, or of chunks of steps."""
-    sessions = [
-        Session.start(backbone, MemoryConfig.of("durable", budget=budget)) for _ in range(count)
-    ]
+    sessions = [Session.start(backbone, visit.config) for _ in range(count)]
     some = [prepared[i % len(prepared)] for i in range(chunk)]
 
     def watch(i: int) -> None:
@@ -342,19 +319,17 @@ def _measure_streams(
     )
 
 
-def _measure_together(
-    visit: Visit, backbone: Any, budget: int, steps: list[Any], count: int
-) -> None:
+def _measure_together(visit: Visit, backbone: Any, steps: list[Any], count: int) -> None:
     """Time the answers to so many questions, and steps of so many streams: each captured by itself,
     in one forward that is captured around attention, and in one that is not captured.
     """
-    one = Session.start(backbone, MemoryConfig.of("durable", budget=budget))
-    for i in range(budget // len(steps[0]) + 5):
-        one.take([steps[i % len(steps)]], [i * one.clock.step_seconds])
+    one = Session.start(backbone, visit.config)
+    for i in range(one.config.budget // len(steps[0]) + 5):
+        one.take([steps[i % len(steps)]], [one.clock.next_start_s])
     decoding = Decoding(3 if visit.tiny else 10, temperature=0)
     rounds = 1 if visit.tiny else 3
-    asked = [AskedQuestion(one, "what is the first star ?", decoding) for _ in range(count)]
-    sessions = [Session.start(backbone, one.config) for _ in range(count)]
+    asked = [AskedQuestion(one, QUESTION, decoding) for _ in range(count)]
+    sessions = [Session.start(backbone, visit.config) for _ in range(count)]
 
     def take(i: int, most: int) -> None:
         due = [DueSteps(own, [steps[i % len(steps)]], [own.clock.next_start_s]) for own in sessions]
@@ -399,14 +374,11 @@ def _measure_memory(
     row: JsonObject = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
     session.timings = Timings()
 
-    def at() -> float:
-        return session.clock.steps * session.clock.step_seconds
-
     def take(i: int) -> None:
-        session.take([steps[i % len(steps)]], [at()])
+        session.take([steps[i % len(steps)]], [session.clock.next_start_s])
 
     def watch(i: int) -> None:
-        session.watch_prepared([prepared[i % len(steps)]], [at()])
+        session.watch_prepared([prepared[i % len(steps)]], [session.clock.next_start_s])
 
     for i in range(int(1.25 * budget) // len(steps[0]) + 5):
         take(i)
@@ -425,47 +397,35 @@ def _measure_memory(
     session.timings.synchronise = None
     row |= {f"{part}_ms": round(statistics.median(each), 3) for part, each in laps.items()}
     row["memory_worst_ms"] = round(max(laps["memory"]), 3)
-    answers = [
-        session.ask("what is the first star ?", Decoding(9, temperature=0))
-        for _ in range(2 + rounds // 4)
-    ]
-    row["first_answer_ttft_ms"] = round(answers[0].ttft_ms, 2)
-    row["ttft_ms"] = round(statistics.median(one.ttft_ms for one in answers[1:]), 2)
-    each = [(one.total_ms - one.ttft_ms) / max(1, one.tokens - 1) for one in answers[1:]]
+    first, *answers = (
+        session.ask(QUESTION, Decoding(9, temperature=0)) for _ in range(2 + rounds // 4)
+    )
+    each = [(one.total_ms - one.ttft_ms) / max(1, one.tokens - 1) for one in answers]
     row |= {
+        "first_answer_ttft_ms": round(first.ttft_ms, 2),
+        "ttft_ms": round(statistics.median(one.ttft_ms for one in answers), 2),
         "token_ms": round(statistics.median(each), 2),
-        "visible": answers[0].context_tokens,
+        "visible": first.context_tokens,
         "peak_gib": peak(),
+        "held_mb": {part: round(size / 1e6, 1) for part, size in session.memory.nbytes().items()},
+        "graphs": session.timings.graphs,
     }
-    row["held_mb"] = {part: round(size / 1e6, 1) for part, size in session.memory.nbytes().items()}
-    row["graphs"] = session.timings.graphs
     if CUDA and (kind, budget, by_graphs) == ("durable", 6000, True):
         calls = {
             "take": lambda: take(0),
             "update": lambda: update(session),
             "vision": lambda: backbone.embed_steps([prepared[0]], [0.0]),
+            "question and a token": lambda: session.ask(QUESTION, Decoding(2, temperature=0)),
         }
-        calls["question and a token"] = lambda: session.ask(
-            "what is the first star ?", Decoding(2, temperature=0)
-        )
         for what, call in calls.items():
             with visit.trying(profile=what), torch.inference_mode():
                 visit.say(profile=what, **_profiled(call))
     path = visit.work / "state.safetensors"
-    moments = [time.perf_counter()]
-    save(session, path)
-    _lap(moments)
-    back = load(path, backbone)
-    _lap(moments)
-    row |= {
-        "state_mb": round(path.stat().st_size / 1e6, 1),
-        "save_s": round(moments[1] - moments[0], 3),
-    }
-    row |= {"load_s": round(moments[2] - moments[1], 3)}
-    row["same_logits"] = torch.equal(
-        back.prefill("what is red ?"), session.prefill("what is red ?")
-    )
-    visit.say(**row)
+    row["save_s"] = round(timed(lambda _: save(session, path), 1)[0] / 1e3, 3)
+    row["load_s"] = round(timed(lambda _: load(path, backbone), 1)[0] / 1e3, 3)
+    row["state_mb"] = round(path.stat().st_size / 1e6, 1)
+    back, here = (one.prefill("what is red ?") for one in (load(path, backbone), session))
+    visit.say(**row, same_logits=torch.equal(back, here))
 
 
 def update(session: Session) -> None:
@@ -510,7 +470,7 @@ def _profiled(call: Callable[[], object], rounds: int = 3) -> JsonObject:
     }
 
 
-def measure_kernels(visit: Visit, _: int) -> None:
+def measure_kernels(visit: Visit) -> None:
     """Time ways to attend to slots with a bias in one layer, and their error beside float64."""
     sizes = (
         [(3, 60), (1, 60)]
@@ -592,73 +552,53 @@ def _kernels(T: int, N: int, rounds: int) -> JsonObject:
     return row
 
 
-def measure_command_line(visit: Visit, _: int) -> None:
+def measure_command_line(visit: Visit) -> None:
     """Time ingest and query in processes of their own; kill a run, go on, and compare the bytes."""
     common = ["--model", str(visit.model), "--device", DEVICE, "--format", "json"]
     watching = [*common, "--dtype", "bfloat16", "--budget", "24" if visit.tiny else "6k"]
+    often = ["-o", "b.safetensors", "--every", "2s" if visit.tiny else "10s"]
+    ingest = ["ingest", str(visit.clip), *watching]
+    ask = ["query", "a.safetensors", *common, "--max-new-tokens", "8", "--timings"]
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "protokv", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=visit.work)
 
     def protokv(what: str, *arguments: str) -> None:
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "protokv", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=visit.work,
-        )
-        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        wall = round(time.perf_counter() - start, 2)
-        spent = [row["timings"] for row in rows if "timings" in row]
-        asked = [
-            {name: row.get(name) for name in ("ttft_ms", "total_ms")}
-            for row in rows
-            if "ttft_ms" in row
-        ]
+        begun = time.perf_counter()
+        run = start(*arguments)
+        out, err = run.communicate()
+        rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         visit.say(
             what=what,
-            rc=done.returncode,
-            wall_s=wall,
-            timings=spent,
-            answers=asked,
-            err=done.stderr[-300:],
+            rc=run.returncode,
+            wall_s=round(time.perf_counter() - begun, 2),
+            timings=[row["timings"] for row in rows if "timings" in row],
+            answers=[
+                {name: row.get(name) for name in ("ttft_ms", "total_ms")}
+                for row in rows
+                if "ttft_ms" in row
+            ],
+            err=err[-300:],
         )
 
-    ingest = ("ingest", str(visit.clip), *watching)
     protokv("ingest", *ingest, "-o", "a.safetensors", "--timings")
-    ask = ("query", "a.safetensors", *common, "--max-new-tokens", "8", "--timings")
-    protokv("query in a new process", *ask, "what is the first star ?", "what is red ?")
-    killed = [
-        sys.executable,
-        "-m",
-        "protokv",
-        *ingest,
-        "-o",
-        "b.safetensors",
-        "--every",
-        "2s" if visit.tiny else "10s",
-    ]
-    with subprocess.Popen(
-        killed, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=visit.work
-    ) as run:
+    protokv("query in a new process", *ask, QUESTION, "what is red ?")
+    with start(*ingest, *often) as run:
         assert run.stdout is not None
         commits = 0
         for line in run.stdout:
             commits += json.loads(line).get("type") == "commit"
             if commits == 2:
-                run.send_signal(signal.SIGKILL)
+                run.kill()
                 break
-    protokv(
-        "go on after a kill",
-        *ingest,
-        "-o",
-        "b.safetensors",
-        "--every",
-        "2s" if visit.tiny else "10s",
-    )
+    protokv("go on after a kill", *ingest, *often)
     states = [(visit.work / f"{name}.safetensors").read_bytes() for name in "ab"]
     visit.say(what="states", same_bytes=states[0] == states[1], mb=round(len(states[0]) / 1e6, 1))
 
 
-PARTS: dict[str, tuple[Callable[[Visit, int], None], int]] = {
+PARTS: dict[str, tuple[Callable[[Visit], None], int]] = {
     "tests": (run_tests, 130),
     "parity": (compare_families, 130),
     "prepare": (prepare, 130),
@@ -671,27 +611,20 @@ TOGETHER = ("tests", "parity", "prepare")
 WHOLE_VISIT_S = 480
 
 
-def run_part(part: str, share: int, *, tiny: bool, rows: Path, work: Path, end: float) -> None:
+def run_part(visit: Visit, end: float) -> None:
     """Run a part in a process of its own; end it and all that it started at its limit."""
-    seconds = min(PARTS[part][1], end - time.monotonic())
+    seconds = min(PARTS[visit.part][1], end - time.monotonic())
     command = [
         sys.executable,
         "-m",
         "tests.benchmarks.gpu",
-        "--part",
-        part,
-        "--share",
-        str(share),
-        "--rows",
-        str(rows),
-        "--work",
-        str(work),
-        *(["--tiny"] if tiny else []),
+        "--visit",
+        json.dumps(asdict(visit), default=str),
     ]
     start = time.monotonic()
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     surroundings = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
-    if part in TOGETHER:
+    if visit.part in TOGETHER:
         surroundings |= {"OMP_NUM_THREADS": "4"}
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=surroundings)
     try:
@@ -700,8 +633,7 @@ def run_part(part: str, share: int, *, tiny: bool, rows: Path, work: Path, end: 
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         state = f"ended after {round(seconds)} s"
-    visit = Visit(part, rows, work, tiny)
-    visit.say(done=state, share=share, took_s=round(time.monotonic() - start, 1))
+    visit.say(done=state, share=visit.share, took_s=round(time.monotonic() - start, 1))
 
 
 def main() -> None:
@@ -713,33 +645,30 @@ def main() -> None:
     parser.add_argument(
         "--tiny", action="store_true", help="a tiny model, as a test of this program"
     )
-    for name, kind in {"--part": str, "--share": int, "--rows": Path, "--work": Path}.items():
-        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--visit", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.part:
-        PARTS[given.part][0](Visit(given.part, given.rows, given.work, given.tiny), given.share)
+    if given.visit:
+        visit = Visit(**given.visit)
+        PARTS[visit.part][0](visit)
         return
     given.out.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name().split()[1].lower() if CUDA else "cpu"
     rows = given.out.resolve() / f"gpu-{name}.jsonl"
     end = time.monotonic() + WHOLE_VISIT_S
     rows.unlink(missing_ok=True)
-    work = Path(tempfile.mkdtemp())
-    try:
-        run = partial(run_part, tiny=given.tiny, rows=rows, work=work, end=end)
-        first = [
-            (part, share)
-            for part in TOGETHER
-            if part in given.only
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        visits = [
+            Visit(part, rows, work, given.tiny, share)
+            for part in given.only
             for share in range(4 if part == "parity" else 1)
         ]
+        first = [one for one in visits if one.part in TOGETHER]
         with ThreadPoolExecutor(len(first) or 1) as pool:
-            list(pool.map(lambda one: run(*one), first))
-        for part in given.only:
-            if part not in TOGETHER and time.monotonic() < end:
-                run(part, 0)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            list(pool.map(lambda one: run_part(one, end), first))
+        for one in visits:
+            if one not in first and time.monotonic() < end:
+                run_part(one, end)
     print(f"rows: {rows}")
 
 

@@ -12,22 +12,6 @@ from protokv.device import runs
 from tests.benchmarks import gpu
 
 
-def visit(folder: Path, *parts: str) -> list[dict[str, object]]:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.benchmarks.gpu",
-        "--tiny",
-        "--out",
-        str(folder),
-        "--only",
-        *parts,
-    ]
-    subprocess.run(command, check=True, cwd=gpu.ROOT, capture_output=True)
-    (rows,) = folder.glob("gpu-*.jsonl")
-    return [json.loads(line) for line in rows.read_text().splitlines()]
-
-
 def test_a_visit_measures_steps_and_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,7 +19,7 @@ def test_a_visit_measures_steps_and_kernels(
     monkeypatch.setattr(runs, "_can_capture", lambda device: False)
     for name in ("prepare", "steps", "kernels"):
         part, _ = gpu.PARTS[name]
-        part(gpu.Visit(name, tmp_path / "rows", tmp_path, tiny=True), 0)
+        part(gpu.Visit(name, tmp_path / "rows", tmp_path, tiny=True))
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
     assert {row["part"] for row in rows} == {"prepare", "steps", "kernels"}
     (measured,) = (row for row in rows if "memory" in row)
@@ -47,7 +31,10 @@ def test_a_visit_measures_steps_and_kernels(
 
 @pytest.mark.slow
 def test_a_visit_runs_every_part_and_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    rows = visit(tmp_path, *gpu.PARTS)
+    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--tiny", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=gpu.ROOT, capture_output=True)
+    (file,) = tmp_path.glob("gpu-*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert {row["part"] for row in rows if row.get("done") == 0} == set(gpu.PARTS)
     assert [row["same_bytes"] for row in rows if "same_bytes" in row] == [True]
     assert [row["other_answers"] for row in rows if "compared" in row] == [0] * 4
@@ -58,12 +45,6 @@ def test_a_part_that_hangs_is_ended_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(gpu.PARTS, "kernels", (gpu.measure_kernels, 0))
-    gpu.run_part(
-        "kernels",
-        0,
-        tiny=True,
-        rows=tmp_path / "rows",
-        work=tmp_path,
-        end=time.monotonic() + 60,
-    )
+    visit = gpu.Visit("kernels", tmp_path / "rows", tmp_path, tiny=True)
+    gpu.run_part(visit, time.monotonic() + 60)
     assert json.loads((tmp_path / "rows").read_text())["done"] == "ended after 0 s"
