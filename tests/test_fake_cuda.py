@@ -2,9 +2,8 @@
 on the CPU.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,24 +36,13 @@ Models = Callable[..., tuple[Backbone, Backbone]]
 SLIDING = ("gemma4",)
 
 
-QUICK_MEMORIES = ("durable", "paper", "rekv")
-
-
-def mark(family: str, kind: str, positions: str) -> Sequence[pytest.MarkDecorator]:
-    """Take every memory with the family that has most to its steps, and the plainest memory with
-    the others; three and one of these first.
-    """
-    if family == "qwen3_vl" and positions == "stream":
-        return [] if kind in QUICK_MEMORIES else [pytest.mark.wide]
-    if kind == "sliding-window" and positions == ("stream" if family in SLIDING else "compact"):
-        return [] if family in SLIDING else [pytest.mark.wide]
-    return [pytest.mark.slow]
-
-
+QUICK = ("durable", "paper", "rekv")
+# Every memory with the family that has most to its steps, and the plainest memory with the others.
 EVERY = [
-    pytest.param(*one, id="-".join(one), marks=mark(*one))
-    for one in product(BUILDERS, MEMORIES, ("stream", "compact"))
-    if one[2] == "stream" or one[0] not in SLIDING
+    *((family, "sliding-window", "stream") for family in SLIDING),
+    *(("qwen3_vl", kind, "stream") for kind in QUICK),
+    *wide(*(("qwen3_vl", kind, "stream") for kind in MEMORIES if kind not in QUICK)),
+    *wide(*((family, "sliding-window", "compact") for family in BUILDERS if family not in SLIDING)),
 ]
 
 

@@ -76,9 +76,18 @@ def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -
     assert [m.share for m in found] == pytest.approx([m.share for m in expected], rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", sorted(MEMORIES))
-def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> None:
-    session = watched(tiny, MemoryConfig.of(kind, budget=36), range(12))
+WAYS = [
+    *(MemoryConfig.of(kind, budget=36) for kind in sorted(MEMORIES)),
+    DurableConfig(budget=36, positions="compact"),
+    DurableConfig(budget=36, recent_frames=4),
+]
+
+
+@pytest.mark.parametrize("config", WAYS, ids=lambda config: config.name)
+def test_every_memory_gives_evidence_and_the_same_answer(
+    tiny: Backbone, config: MemoryConfig
+) -> None:
+    session = watched(tiny, config, range(12))
     plainly, told = (
         session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True)
     )
@@ -90,19 +99,9 @@ def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> No
     assert plainly.evidence is None
     assert told.evidence is not None
     assert all(0 <= m.start_s < m.end_s <= 12 and 0 < m.share <= 1 for m in told.evidence.spans)
-
-
-def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afresh(
-    tiny: Backbone,
-) -> None:
-    for changes in ({"positions": "compact"}, {"recent_frames": 4}):
-        session = watched(tiny, DurableConfig(budget=36).with_fields(changes), range(12))
-        evidence = session.ask(QUESTION, evidence=True).evidence
-        assert evidence is not None
-        assert all(m.end_s <= 12 for m in evidence.spans)
-        if "recent_frames" in changes:
-            # The last two steps are read again.
-            assert max(m.end_s for m in evidence.spans) > 10
+    if config.recent_frames:
+        # The last two steps are read again.
+        assert max(m.end_s for m in told.evidence.spans) > 10
 
 
 def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None:

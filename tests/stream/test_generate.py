@@ -3,6 +3,7 @@
 It answers as over the whole text, or one line refuses it; asking changes nothing.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,13 +41,21 @@ Setup = tuple[Any, protokv.Cache, Tensor, Tensor]
 
 
 @pytest.fixture(scope="module")
-def setup() -> Setup:
+def made() -> Setup:
     model = make("Llama")
     cache = protokv.Cache(model, 400, center_bits=32)
     steps = texts(6)
     watch(model, cache, steps)
     (question,) = texts(1, 6, seed=77)
     return model, cache, question, torch.cat((*steps, question), 1)
+
+
+@pytest.fixture
+def setup(made: Setup) -> Iterator[Setup]:
+    """Hold that a test leaves the stream as it was."""
+    before = copy_of(made[1].stream)
+    yield made
+    assert same(copy_of(made[1].stream), before)
 
 
 def answer(model: Any, inputs: Keywords, mode: Keywords) -> list[int]:
@@ -58,21 +67,17 @@ def answer(model: Any, inputs: Keywords, mode: Keywords) -> list[int]:
 @pytest.mark.parametrize("mode", list(MODES))
 def test_an_answer_is_that_of_the_whole_text_in_every_mode(setup: Setup, mode: str) -> None:
     model, cache, question, whole = setup
-    before = copy_of(cache.stream)
     expected = answer(model, {"input_ids": whole}, MODES[mode])
     for _ in range(2):
         assert answer(model, cache.question({"input_ids": question}), MODES[mode]) == expected
-    assert same(copy_of(cache.stream), before)
 
 
 @pytest.mark.parametrize("layers", [1, 4])
 def test_an_assistant_changes_no_answer(setup: Setup, layers: int) -> None:
     model, cache, question, whole = setup
     mode = {"assistant_model": make("Llama", num_hidden_layers=layers)}
-    before = copy_of(cache.stream)
     expected = answer(model, {"input_ids": whole}, {})
     assert answer(model, cache.question({"input_ids": question}), mode) == expected
-    assert same(copy_of(cache.stream), before)
 
 
 @pytest.mark.parametrize("mode", list(REFUSED))
@@ -80,8 +85,6 @@ def test_a_mode_that_no_memory_serves_is_refused_and_leaves_nothing(
     setup: Setup, mode: str
 ) -> None:
     model, cache, question, _ = setup
-    before = copy_of(cache.stream)
     refused, said = REFUSED[mode]
     with pytest.raises((ConfigError, ValueError), match=said):
         answer(model, cache.question({"input_ids": question}), refused)
-    assert same(copy_of(cache.stream), before)

@@ -47,13 +47,16 @@ def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> 
     return upstream.logits(inputs, len(upstream.chat(question)[1]))
 
 
-@pytest.mark.parametrize("kind", EXACT_AT_FIRST)
+@pytest.mark.parametrize(
+    ("kind", "positions"), [*((kind, "stream") for kind in EXACT_AT_FIRST), ("paper", "compact")]
+)
 @pytest.mark.parametrize("n_steps", [1, 11])
 def test_before_evictions_logits_are_plain(
-    tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
+    tiny: Backbone, upstream: Upstream, kind: str, positions: str, n_steps: int
 ) -> None:
     # No step is larger, so that the near window has its quarter.
-    session = watched(tiny, MemoryConfig.of(kind, budget=400).for_step(400), range(n_steps))
+    config = MemoryConfig.of(kind, budget=400).for_step(400)
+    session = watched(tiny, config.with_fields({"positions": positions}), range(n_steps))
     expected = plain_logits(upstream, n_steps)
     check_logits(session, session.prefill(QUESTION), expected)
 
@@ -136,24 +139,6 @@ def test_a_choice_counts_in_any_spelling_and_choices_that_begin_alike_are_refuse
             MockBackbone().choice_ids(choices.split(","))
 
 
-def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
-    session = Session.start(tiny, PaperConfig(budget=400))
-    session.watch(random_frames(0), time_s=0.0)
-    session.watch(random_frames(1), time_s=60.0)
-    # Two positions a second behind a prefix of three tokens.
-    assert session.clock.next_position == len(tiny.prefix_ids) + 120 + 1
-    assert session.clock.stream_time_s == 61.0
-
-
-def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
-    stream, compact = (
-        watched(tiny, PaperConfig(budget=400, positions=p), range(6)) for p in ("stream", "compact")
-    )
-    expected = stream.prefill(QUESTION)
-    # Compact, the prompt prefix is attended to by itself.
-    check_logits(stream, compact.prefill(QUESTION), expected)
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -172,7 +157,9 @@ def test_compact_positions_stay_within_the_budget_for_ever(
     for step in range(40):
         session.watch(random_frames(step), time_s=100.0 * step)
     assert session.prefill(QUESTION).isfinite().all()
-    assert session.clock.next_position > 7_000
+    # Positions follow stream time, two a second, behind the prefix.
+    assert session.clock.next_position == len(tiny.prefix_ids) + 2 * 3900 + 1
+    assert session.clock.stream_time_s == 3901
     # Distances inside the window are those of the stream; what is older takes one position a time
     # at the most.
     window = 2 * 100 * (config.near_tokens // 6)
