@@ -5,7 +5,7 @@ of two devices must not meet but where CUDA lets them (numbers, indices, copies)
 gives its data away by `cpu`, `item` and `tolist` alone, which count as waits, and so does a copy
 from memory that is not pinned. Attention returns its output in the layout that the kernel's own
 meta function gives. Inside `fake_cuda()` torch believes that the machine has one such device;
-inside `capturing()` the first wait is an error, as in the capture of a CUDA graph.
+inside a `FakeCapture` the first wait is an error, as in the capture of a CUDA graph.
 
 Only a GPU shows (`tests/test_gpu.py`, `python -m tests.benchmarks.gpu`) what CUDA's kernels round,
 the layout of what is not attention, whether a graph can be replayed, streams, several devices,
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -332,28 +332,18 @@ def _pin(data: Tensor) -> Tensor:
     return pinned
 
 
-@contextmanager
-def capturing() -> Iterator[None]:
-    """Refuse what a CUDA graph cannot capture: waits, and copies from memory that is not pinned."""
-    _captures.append(None)
-    try:
-        yield
-    finally:
-        _captures.pop()
-
-
 class FakeCapture(RecordedCapture):
-    """Records the graphs of a device that is none."""
+    """Records the graphs of a device that is none, and refuses what a graph of CUDA cannot
+    capture: waits, and copies from memory that is not pinned.
+    """
 
     def begin(self) -> Any:
-        scope = ExitStack()
-        scope.enter_context(capturing())
-        return super().begin(), scope
+        _captures.append(None)
+        return super().begin()
 
     def end(self, begun: Any) -> Callable[[], None]:
-        recording, scope = begun
-        scope.close()
-        return super().end(recording)
+        _captures.pop()
+        return super().end(begun)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.projections import join_projections
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.step import StepKV
 from protokv.device import kernels, runs
@@ -171,15 +172,11 @@ def compare_families(visit: Visit) -> None:
         folder = visit.work / family
         folder.mkdir()
         path = str(BUILDERS[family](folder))
-        places = {
-            "cpu": ("cpu", "float32"),
-            "device": (DEVICE, "float32"),
-            "half": (DEVICE, "bfloat16"),
-        }
-        models = {
-            name: load_backbone(path, device=on, dtype=dtype)
-            for name, (on, dtype) in places.items()
-        }
+        models = [
+            load_backbone(path, device="cpu", dtype="float32"),
+            load_backbone(path, device=DEVICE, dtype="float32"),
+            load_backbone(path, device=DEVICE, dtype="bfloat16"),
+        ]
         for kind, positions in product(
             kinds, ("stream",) if family in SLIDING else ("stream", "compact")
         ):
@@ -192,14 +189,14 @@ def compare_families(visit: Visit) -> None:
     )
 
 
-def _compared(models: JsonObject, config: Any) -> JsonObject:
+def _compared(models: list[Backbone], config: Any) -> JsonObject:
     """Return how far logits and states are apart: behind the first step, and behind the sixth,
     after evictions.
     """
     # Its import changes threads and garbage collection.
     from tests.test_fake_cuda import watch_and_ask
 
-    here, there, half = (watch_and_ask(models[name], config) for name in ("cpu", "device", "half"))
+    here, there, half = (watch_and_ask(one, config) for one in models)
     first, last = (
         float((one - other).abs().max())
         for one, other in zip(here.logits, there.logits, strict=True)

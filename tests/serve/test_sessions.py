@@ -31,7 +31,7 @@ from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
 from tests.serve.test_serve import ask as ask_client
 from tests.serve.test_serve import client
-from tests.stream.test_together import count_forwards
+from tests.stream.test_still import note_sizes
 
 CONFIG = DurableConfig(budget=40)
 FRAMES = random_frames(0, 80, 10, 15)
@@ -117,7 +117,7 @@ def test_frames_that_wait_share_a_forward_and_a_refused_one_leaves_the_others_al
         call = calls(address)
         for n in range(4):
             call(body={"name": str(n)})
-        forwards = count_forwards(backbone, monkeypatch)
+        forwards = note_sizes(backbone, "forward", monkeypatch)
         for i in range(9):
             # The last time of one runs back.
             times_s = [i % 8, i, i, i]

@@ -2,34 +2,33 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.core.backbone import PreparedStep
-from protokv.core.step import StepTokens
+from protokv.core.backbone import Backbone
 from protokv.memories import DurableConfig
-from protokv.stream.opening import load
 from protokv.stream.session import Session
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames
+from tests.conftest import continued, random_frames
 
 # Which picture each step shows; chunks of one step, and of four.
 SHOWN = (0, 1, 1, 1, 1, 2, 1, 1, 3, 3, 3, 3)
 
 
-def count_pictures(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which every run of the vision tower adds its number of pictures."""
-    runs = list[int]()
-    embed = session.backbone.embed_steps
+def note_sizes(backbone: Backbone, method: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the length of what each call of a method is given first."""
+    sizes = list[int]()
+    call = getattr(backbone, method)
 
-    def counted(steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        runs.append(len(steps))
-        return embed(steps, times_s)
+    def noted(first: Any, *rest: Any, **named: Any) -> Any:
+        sizes.append(len(first))
+        return call(first, *rest, **named)
 
-    monkeypatch.setattr(session.backbone, "embed_steps", counted)
-    return runs
+    monkeypatch.setattr(backbone, method, noted)
+    return sizes
 
 
 def watch(session: Session, chunk: int, shown: Sequence[int], first: int = 0) -> None:
@@ -54,21 +53,16 @@ def test_a_picture_that_stays_is_seen_once(
     config = DurableConfig(budget=40)
     session = Session.start(backbone, config)
     watch(session, chunk, SHOWN[:8])
-    path = tmp_path / "half.safetensors"
-    session.save(path)
-    runs = count_pictures(session, monkeypatch)
+    resumed = continued(session)
+    runs = note_sizes(backbone, "embed_steps", monkeypatch)
     watch(session, chunk, SHOWN[8:], 8)
     assert sum(runs) == 1
     monkeypatch.undo()
     # A stream that is continued has not seen the picture, and goes on to the same bytes.
-    resumed = load(path, backbone)
     watch(resumed, chunk, SHOWN[8:], 8)
-    expected_tensors = session.tensors()
-    for name, tensor in resumed.tensors().items():
-        assert torch.equal(tensor, expected_tensors[name]), name
-    whole = Session.start(backbone, config)
-    runs = count_pictures(whole, monkeypatch)
-    watch(whole, chunk, SHOWN)
+    torch.testing.assert_close(resumed.tensors(), session.tensors(), rtol=0, atol=0)
+    runs = note_sizes(backbone, "embed_steps", monkeypatch)
+    watch(Session.start(backbone, config), chunk, SHOWN)
     assert runs == expected
 
 

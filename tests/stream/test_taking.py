@@ -26,8 +26,7 @@ from protokv.timings import Timings
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import continued, random_frames
 from tests.mock_backbone import MockBackbone
-from tests.stream.test_still import count_pictures
-from tests.stream.test_together import count_forwards
+from tests.stream.test_still import note_sizes
 from tests.stub_backbone import StubBackbone
 from tests.tolerance import check_logits
 
@@ -137,8 +136,8 @@ def test_states_are_near_those_one_by_one_in_every_family(
     configs = [MemoryConfig.of(kind, budget=21 + 8 * n) for n, kind in enumerate(KEEP_BY_PLACE)]
     alone = [Session.start(backbone, config) for config in configs]
     together = [Session.start(backbone, config) for config in configs]
-    sizes = count_forwards(backbone, monkeypatch)
-    passes = count_pictures(together[0], monkeypatch)
+    sizes = note_sizes(backbone, "forward", monkeypatch)
+    passes = note_sizes(backbone, "embed_steps", monkeypatch)
     for index in range(5):
         steps = [
             backbone.prepare(
@@ -204,7 +203,7 @@ def test_streams_under_other_system_prompts_share_a_forward(
 ) -> None:
     models = [tiny, tiny.with_system("the star is blue")]
     sessions = [Session.start(one, MemoryConfig.of("durable", budget=24)) for one in models]
-    sizes = count_forwards(tiny, monkeypatch)
+    sizes = note_sizes(tiny, "forward", monkeypatch)
     step = tiny.prepare(random_frames(0))
     assert not any(watch(sessions, [([step], [0.0])] * 2))
     assert len(sizes) == 1

@@ -25,6 +25,7 @@ from protokv.texts import Keywords
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS, WORDS
 from tests.conftest import random_frames, watched
+from tests.stream.test_still import note_sizes
 from tests.tolerance import near_logits
 
 QUESTIONS = [" ".join(WORDS[first::7]) for first in range(2, 9)]
@@ -119,19 +120,6 @@ def test_answers_together_are_those_one_by_one(
     assert not [*waiting]
 
 
-def count_forwards(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the tokens of each forward of a model."""
-    sizes = list[int]()
-    forward = backbone.forward
-
-    def counted(embeddings: Tensor, *rest: Any, **named: Any) -> Tensor:
-        sizes.append(len(embeddings))
-        return forward(embeddings, *rest, **named)
-
-    monkeypatch.setattr(backbone, "forward", counted)
-    return sizes
-
-
 def test_a_token_of_all_is_one_forward_and_who_is_done_leaves(
     tiny: Backbone, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +129,7 @@ def test_a_token_of_all_is_one_forward_and_who_is_done_leaves(
         for place, n in enumerate(lengths)
     ]
     monkeypatch.setattr(tiny, "stop_ids", frozenset())
-    sizes = count_forwards(tiny, monkeypatch)
+    sizes = note_sizes(tiny, "forward", monkeypatch)
     assert [one.tokens for one in ask_together(each)] == lengths
     # The last token of an answer is not forwarded.
     assert sizes[1:] == [sum(n > round for n in lengths) for round in range(1, max(lengths))]
@@ -214,7 +202,7 @@ def test_every_family_answers_together_or_one_by_one_where_neighbours_mix(
     session = watched(backbone, MemoryConfig.of("durable", budget=48), range(3))
     decoding = Decoding(max_new_tokens=3, top_logprobs=2)
     expected = [session.ask(question, decoding) for question in QUESTIONS[:3]]
-    sizes = count_forwards(backbone, monkeypatch)
+    sizes = note_sizes(backbone, "forward", monkeypatch)
     each = [AskedQuestion(session, question, decoding) for question in QUESTIONS[:3]]
     for answer, other in zip(ask_together(each), expected, strict=True):
         tell_apart(session, answer, other)
