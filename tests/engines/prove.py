@@ -12,15 +12,21 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import Request, urlopen
 
 import torch
+from PIL import Image
 
 from protokv.core.decoding import Decoding
 from protokv.errors import EngineError
+from protokv.ingestion import IngestOptions
+from protokv.memories import DurableConfig
+from protokv.serve import FedSessions, StateFolder
+from protokv.serve.conversations import ChatMessage
 from protokv.state.reader import StateReader
 from protokv.stream.answer import Answer
 from protokv.stream.engine import Engine, EngineSession
@@ -169,6 +175,31 @@ def replace_while_asked(
     return found
 
 
+def ask_of_pictures(server: Server, folder: Path, backbone: Any) -> Comparison:
+    """Let `serve` watch conversations that grow by a picture, and vLLM answer each time, as the
+    session of the conversation does. Nothing stays in the folder.
+    """
+    found = Comparison("pictures that serve watched")
+    states = StateFolder(folder / "states", backbone, engine=Engine(server.url))
+    fed = FedSessions(states, IngestOptions(config=DurableConfig(budget=96)))
+    questions = material.make_questions(4, seed=9)
+    before = {*folder.rglob("*")}
+    for topic in range(3):
+        sent = list[ChatMessage]()
+        for number, picture in enumerate(random_frames(800 + topic, 20)):
+            file = BytesIO()
+            Image.fromarray(picture).save(file, "PNG")
+            question = questions[number % 4]
+            sent.append(ChatMessage("user", question, [file.getvalue()]))
+            asked = fed.converse(bytes([topic]), sent, bool)
+            own = fed._conversations[-1].session
+            found.compare(own.ask(question, DECODING), asked.ask(question, DECODING))
+    del asked, fed, states
+    if {*folder.rglob("*")} - before:
+        found.wrong.append("files are left")
+    return found
+
+
 def prove_family(family: str, folder: Path, python: Path) -> list[Comparison]:
     """Prove one model."""
     backbone = material.load_model(material.write_model(family, folder / "model"))
@@ -186,6 +217,7 @@ def prove_family(family: str, folder: Path, python: Path) -> list[Comparison]:
         opened = open_all(folder, server, sessions, backbone)
         return [
             ask_many(family, server, opened, expected, plain),
+            ask_of_pictures(server, folder, backbone),
             replace_while_asked(server, folder, "s0", sessions),
         ]
 
