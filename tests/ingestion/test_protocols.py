@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from protokv.errors import SourceDenied, SourceError
+from protokv.errors import SourceDenied, SourceError, SourceNotFound
 from protokv.ingestion import (
     IngestProgress,
     LiveOptions,
@@ -139,27 +139,31 @@ def test_a_stream_from_the_network_is_watched(
     assert (summary.steps, summary.damaged) == (1, False)
 
 
-def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(
-    path: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("status", "error", "requests"), [(401, SourceDenied, 2), (404, SourceNotFound, 1)]
+)
+def test_a_wrong_address_or_password_is_one_error_without_secrets_and_is_not_tried_again(
+    status: int, error: type[SourceError], requests: int, path: Path, tmp_path: Path
 ) -> None:
     asked: list[str | None] = []
 
     class Locked(Quiet):
         def do_GET(self) -> None:
             asked.append(self.headers["Authorization"])
-            self.send_response(401)
+            self.send_response(status)
             self.send_header("WWW-Authenticate", 'Basic realm="camera"')
             self.end_headers()
 
-    with served(tmp_path, Locked) as address, pytest.raises(SourceDenied, match="401") as caught:
+    with served(tmp_path, Locked) as address, pytest.raises(error) as caught:
         ingest(
-            f"{address.replace('//', '//admin:s3cret@')}/1.ts",
+            f"{address.replace('//', '//admin:s3cret@')}/1.ts?token=s3cret",
             path,
             CONFIG,
             backbone=MockBackbone(),
         )
-    assert "s3cret" not in caught.value.message + caught.value.hint
-    assert sum(one is not None for one in asked) == 1
+    assert "s3cret" not in f"{caught.value.message}{caught.value.hint}{caught.value.__cause__}"
+    assert caught.value.__suppress_context__
+    assert len(asked) == requests
     assert not path.exists()
 
 

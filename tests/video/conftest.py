@@ -56,7 +56,6 @@ class Clip:
     pixel: Fraction | None = None  # width of a pixel by its height
     audio_s: float = 0.0
     pids: tuple[int, int] | None = None  # PIDs of pictures and sound in MPEG-TS
-    comment: str = ""
 
     @property
     def times_s(self) -> list[float]:
@@ -65,7 +64,6 @@ class Clip:
 
 def write(clip: Clip, path: Path) -> Path:
     with av.open(str(path), "w", options=clip.mux) as output:
-        output.metadata["comment"] = clip.comment
         stream: Any = output.add_stream(clip.codec, rate=25, options=clip.options)
         stream.width = clip.width
         stream.height = clip.height
