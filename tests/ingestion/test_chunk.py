@@ -10,7 +10,7 @@ from protokv.core.step import StepKV
 from protokv.ingestion import Commit, Every, IngestProgress, ingest_events
 from protokv.memories import MEMORIES, MemoryConfig
 from protokv.stream.session import Session
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS as SAVED
@@ -18,15 +18,6 @@ from tests.tolerance import check_logits
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short
 QUESTION = "what is the first star ?"
-
-
-def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Session:
-    session = Session.start(backbone, config)
-    prepared = [backbone.prepare(random_frames(seed)) for seed in range(n)]
-    for first in range(0, n, chunk):
-        group = prepared[first : first + chunk]
-        session.watch_prepared(group, [float(first + i) for i in range(len(group))])
-    return session
 
 
 @pytest.mark.parametrize(
@@ -37,7 +28,10 @@ def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(
     name: str, positions: str, tiny: Backbone
 ) -> None:
     config = MemoryConfig.of(name, budget=400, positions=positions).for_step(400)
-    single, chunked = (watched(tiny, config, 4, chunk) for chunk in (1, 3))
+    single = watched(tiny, config, range(4))
+    chunked = Session.start(tiny, config)
+    chunked.watch_prepared([tiny.prepare(random_frames(n)) for n in range(3)], [0.0, 1.0, 2.0])
+    chunked.watch(random_frames(3))
     assert single.clock == chunked.clock
     expected = single.prefill(QUESTION)
     check_logits(single, chunked.prefill(QUESTION), expected)
@@ -49,7 +43,7 @@ def test_a_step_attends_to_the_memory_and_the_chunk_so_far(
     """The oracle forwards the steps in turn, with one local cache, over the context before the
     chunk.
     """
-    session = watched(tiny, SAVED["durable"], 9, 1)
+    session = watched(tiny, SAVED["durable"], range(9))
     prepared = [tiny.prepare(random_frames(seed)) for seed in range(20, 23)]
     expected = []
     with torch.inference_mode():

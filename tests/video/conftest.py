@@ -12,9 +12,11 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from av.subtitles.subtitle import SubtitleSet
 from numpy.typing import NDArray
 
 MakeClip = Callable[..., Path]
+Said = Sequence[tuple[float, float, str]]  # beginning and end in seconds, and the words
 
 ROWS = 4
 COLUMNS = 4
@@ -38,6 +40,18 @@ def number_in(image: NDArray[np.uint8]) -> int:
     return int(((centres.mean(2) > 127) << BITS).sum())
 
 
+ASS_HEADER = b"""[Script Info]
+ScriptType: v4.00+
+
+[V4+ Styles]
+Format: Name
+Style: Default
+
+[Events]
+Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text
+"""
+
+
 @dataclass(frozen=True)
 class Clip:
     """`ticks` are the presentation times of frames 0, 1, ... in `base`."""
@@ -56,6 +70,8 @@ class Clip:
     pixel: Fraction | None = None  # width of a pixel by its height
     audio_s: float = 0.0
     pids: tuple[int, int] | None = None  # PIDs of pictures and sound in MPEG-TS
+    words: Mapping[str, Said] = field(default_factory=dict)  # a text track by its language
+    words_codec: str = "subrip"
 
     @property
     def times_s(self) -> list[float]:
@@ -76,6 +92,8 @@ def write(clip: Clip, path: Path) -> Path:
         sound: Any = output.add_stream("aac", rate=8000, layout="mono") if clip.audio_s else None
         if clip.pids:
             stream.id, sound.id = clip.pids
+        lines = [add_words(output, clip, language) for language in clip.words]
+        output.mux([packet for packets in lines for packet in packets])
         for number, ticks in enumerate(clip.ticks):
             picture = burn(7 if clip.still else number, clip.width, clip.height)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=clip.pixels)
@@ -94,6 +112,25 @@ def write(clip: Clip, path: Path) -> Path:
                 output.mux(sound.encode(silence))
             output.mux(sound.encode(None))
     return path
+
+
+def add_words(output: Any, clip: Clip, language: str) -> list[av.Packet]:
+    """Add a text track to a file, and return its packets. Times count from the first frame."""
+    text = output.add_stream(clip.words_codec)
+    text.metadata["language"] = language
+    text.time_base = text.codec_context.time_base = Fraction(1, 1000)
+    text.codec_context.subtitle_header = ASS_HEADER
+    packets = []
+    for number, (start_s, end_s, words) in enumerate(clip.words[language]):
+        ass = f"{number},0,Default,,0,0,0,,{words}".encode()
+        long_ms = round(1000 * (end_s - start_s))
+        packet = text.codec_context.encode_subtitle(SubtitleSet.create(ass, 0, long_ms, 0, 1))
+        packet.stream = text
+        packet.time_base = text.time_base
+        packet.duration = long_ms
+        packet.pts = packet.dts = clip.ticks[0] + round(1000 * start_s)
+        packets.append(packet)
+    return packets
 
 
 def join(folder: Path, *clips: Clip) -> Path:
