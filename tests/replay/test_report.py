@@ -2,10 +2,8 @@
 procedure.
 """
 
-import csv
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from protokv.replay.metrics import (
 )
 from protokv.replay.report import summarise_answers
 from protokv.replay.rows import AnswerRow
-from protokv.replay.tables import save_report_points, tabulate_report
+from protokv.replay.tables import tabulate_report
 from protokv.texts import JsonObject
 from tests.replay.rows import ROW, example_rows
 
@@ -56,7 +54,7 @@ def test_the_report_adds_up() -> None:
     }
 
 
-def test_the_table_and_the_csv_file_have_a_row_for_each_part_and_memory(tmp_path: Path) -> None:
+def test_the_table_has_a_row_for_each_part_and_memory() -> None:
     report = summarise_answers(example_rows(), GROUPED)
     table = tabulate_report(report)
     cells = [" | ".join(row.values()) for row in table]
@@ -70,11 +68,6 @@ def test_the_table_and_the_csv_file_have_a_row_for_each_part_and_memory(tmp_path
     )
     assert cells[2].startswith("content | full | all | 2 | ")
     assert len(cells) == 2 * 3
-    save_report_points(report, tmp_path / "x.csv")
-    with (tmp_path / "x.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == list(report["points"][0])
-    assert len(rows) == 2 * 3 * (1 + 2 + 2)
 
 
 def test_the_interval_is_wilsons() -> None:

@@ -4,7 +4,6 @@ import http.server
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,18 +32,6 @@ def piped(data: bytes) -> Iterator[str]:
     finally:
         os.close(out)
         thread.join(20)
-
-
-def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip: MakeClip) -> None:
-    out, into = os.pipe()
-    data = make_clip("transport stream").read_bytes()
-    threading.Thread(target=os.write, args=(into, data[: len(data) // 2]), daemon=True).start()
-    with AVSource(f"pipe:{out}", should_stop=lambda: False) as source:
-        until_s = time.monotonic() + 1.0
-        seen = list(source.frames(should_stop=lambda: time.monotonic() > until_s))
-    assert 0 < len(seen) < 61
-    os.close(into)
-    os.close(out)
 
 
 def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(tmp_path: Path) -> None:
