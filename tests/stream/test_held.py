@@ -147,7 +147,6 @@ def test_angles_are_those_of_the_model(angles: str, memory: str) -> None:
         ("JetMoe", {"kv_channels": 16}, "changes its keys"),
         ("DiffLlama", {}, "changes its values"),
         ("Doge", {}, "mask for each head"),
-        ("GptOss", {"head_dim": 16, "layer_types": ["full_attention"] * 4}, "s_aux"),
         ("Bloom", {"n_head": 4, "n_layer": 3}, "cannot be set"),
         ("Gemma", {"head_dim": 16, "use_bidirectional_attention": True}, "see later ones"),
     ],
