@@ -24,6 +24,7 @@ from protokv.stream.evidence import (
     find_evidence_spans,
 )
 from protokv.stream.session import Session
+from protokv.texts import Keywords
 from samples.seeds import DEMONSTRATION
 from samples.worlds.streams import Worlds, WorldStream
 from tests.conftest import watched
@@ -64,44 +65,33 @@ def literal(session: Session) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["durable", "continuity", "sliding-window", "rekv"])
-def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -> None:
+@pytest.mark.parametrize("kind", sorted(MEMORIES))
+def test_moments_are_those_of_attention_written_out_and_change_no_answer(
+    tiny: Backbone, kind: str
+) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=36), range(12))
-    answer = session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=True)
-    assert answer.evidence is not None
+    plainly, told = (
+        session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True)
+    )
+    assert plainly.evidence is None
+    assert told.evidence is not None
+    for name in ("text", "mean_logprob", "context_tokens"):
+        assert getattr(told, name) == getattr(plainly, name)
     expected = find_evidence_spans(literal(session), 1.0)
     assert expected
-    found = answer.evidence.spans
+    found = told.evidence.spans
     assert [(m.start_s, m.end_s) for m in found] == [(m.start_s, m.end_s) for m in expected]
     assert [m.share for m in found] == pytest.approx([m.share for m in expected], rel=1e-3)
 
 
-WAYS = [
-    *(MemoryConfig.of(kind, budget=36) for kind in sorted(MEMORIES)),
-    DurableConfig(budget=36, positions="compact"),
-    DurableConfig(budget=36, recent_frames=4),
-]
-
-
-@pytest.mark.parametrize("config", WAYS, ids=lambda config: config.name)
-def test_every_memory_gives_evidence_and_the_same_answer(
-    tiny: Backbone, config: MemoryConfig
+@pytest.mark.parametrize("changes", [{"positions": "compact"}, {"recent_frames": 4}])
+def test_moments_end_with_the_stream_at_compact_positions_and_read_afresh(
+    tiny: Backbone, changes: Keywords
 ) -> None:
-    session = watched(tiny, config, range(12))
-    plainly, told = (
-        session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True)
-    )
-    assert (told.text, told.mean_logprob, told.context_tokens) == (
-        plainly.text,
-        plainly.mean_logprob,
-        plainly.context_tokens,
-    )
-    assert plainly.evidence is None
-    assert told.evidence is not None
-    assert all(0 <= m.start_s < m.end_s <= 12 and 0 < m.share <= 1 for m in told.evidence.spans)
-    if config.recent_frames:
-        # The last two steps are read again.
-        assert max(m.end_s for m in told.evidence.spans) > 10
+    session = watched(tiny, DurableConfig(budget=36, **changes), range(12))
+    evidence = session.ask(QUESTION, evidence=True).evidence
+    assert evidence is not None
+    assert 10 < max(m.end_s for m in evidence.spans) <= 12
 
 
 def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None:

@@ -1,11 +1,10 @@
 """A session equals the plain model while nothing has been evicted, and asking leaves no trace."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from protokv.backbones.loading import read_generation_config
 from protokv.core.backbone import Backbone
 from protokv.core.build import build_memory, make_memory_shape
 from protokv.core.decoding import Decoding
-from protokv.core.memory import Memory
 from protokv.core.rotary import rerotate
 from protokv.core.step import make_cell_centres
 from protokv.errors import ConfigError, ModelError, OutOfMemory, PositionWarning
@@ -214,7 +212,8 @@ def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) ->
 def test_a_memory_too_large_is_refused_before_it_is_allocated(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protokv.core.build.measure_device_memory", lambda _: 10 * 2**20)
+    there = Mock(return_value=10 * 2**20)
+    monkeypatch.setattr("protokv.core.build.measure_device_memory", there)
     said = r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0"
     with pytest.raises(OutOfMemory, match=said):
         Session.start(tiny, DurableConfig(budget=16_000_000))
@@ -226,26 +225,20 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(
     for config in (one for one in configs if one.memory.bounded):
         shape = make_memory_shape(tiny, config, 3)
         memory = config.memory(config, shape, tiny.rotary)
-        for less in (0, 1):
-            there = memory.bytes_held + (memory.most_bytes or 0) - less
-            monkeypatch.setattr(
-                "protokv.core.build.measure_device_memory", lambda _, there=there: there
-            )
-            with pytest.raises(OutOfMemory) if less else nullcontext():
-                build_memory(config, shape, tiny.rotary)
+        there.return_value = memory.bytes_held + (memory.most_bytes or 0)
+        build_memory(config, shape, tiny.rotary)
+        there.return_value -= 1
+        with pytest.raises(OutOfMemory):
+            build_memory(config, shape, tiny.rotary)
 
 
 def test_a_first_step_without_room_leaves_a_session_as_it_was(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(config: DurableConfig, *of: object) -> Memory:
-        if config.step_tokens:
-            raise OutOfMemory("no room")
-        return build_memory(config, *of)  # type: ignore[arg-type]
-
     session = Session.start(tiny, DurableConfig(budget=40))
     before = session.prefill(QUESTION)
     with monkeypatch.context() as patch:
+        build = Mock(wraps=build_memory, side_effect=[OutOfMemory("no room"), DEFAULT])
         patch.setattr("protokv.stream.stream.build_memory", build)
         with pytest.raises(OutOfMemory, match="no room"):
             session.watch(random_frames(0))
