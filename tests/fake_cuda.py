@@ -68,12 +68,6 @@ class FakeCuda(Tensor):
     is_meta = property(lambda _: False)
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"FakeCuda({self.data_on_cpu!r})"
-
-    def get_device(self) -> int:
-        return 0
-
     def data_ptr(self) -> int:
         return self.data_on_cpu.data_ptr()
 

@@ -13,7 +13,6 @@ from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY_BIAS, KVSegment
 from protokv.core.decoding import Decoding, TokenSampler
 from protokv.core.slots import KVSlots
-from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
 from protokv.device import kernels, runs
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
@@ -70,13 +69,13 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     )
 
 
-def steady(kind: str) -> tuple[Session, StepTokens]:
-    """Return a session whose memory is full, and one more step."""
+def steady(kind: str) -> Session:
+    """Return a session whose memory is full."""
     session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
     step = session.backbone.embed_step(np.zeros(0, np.uint8))
     for index in range(40):
         session.take([step], [float(index)])
-    return session, step
+    return session
 
 
 def refuse(*_: Any) -> Any:
@@ -111,7 +110,7 @@ def test_graphs_of_cuda_give_what_the_calls_give(
 
 @pytest.mark.parametrize("kind", ["sliding-window", "durable", "paper"])
 def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, _ = steady(kind)
+    session = steady(kind)
 
     def reading(token: torch.Tensor) -> int:
         torch.cuda.set_sync_debug_mode("default")

@@ -56,9 +56,8 @@ def sessions(tiny: Backbone) -> list[Session]:
 def tell_apart(session: Any, ours: Answer, theirs: Answer) -> None:
     """Compare answers that have chances, up to where the order of sums may choose another token."""
     most = near_logits(session, torch.tensor([5.0]))["atol"]
-    assert ours.context_tokens == theirs.context_tokens
-    assert ours.turns == theirs.turns
-    assert ours.stream_time_s == theirs.stream_time_s
+    for name in ("context_tokens", "turns", "stream_time_s"):
+        assert getattr(ours, name) == getattr(theirs, name)
     if ours.evidence is not None and theirs.evidence is not None:
         shares = [[span.share for span in one.spans] for one in (ours.evidence, theirs.evidence)]
         assert shares[0] == pytest.approx(shares[1], abs=1e-4)
