@@ -12,11 +12,9 @@ from protokv.state.folder import find_states, names_many_states
 @pytest.mark.parametrize(
     ("sources", "keys"),
     [
-        # A folder: its videos, sorted and named by their paths.
-        (["{films}"], ["a", "b", "broken", "sub/c"]),
         # A file: its stem, in any folder and of any kind.
         (["{films}/sub/c.mp4", "{films}/notes.txt", "gone.mp4"], ["c", "notes.txt", "gone"]),
-        # One video that is named twice is one job.
+        # A folder: its videos, sorted and named by their paths. One that is named twice is one job.
         (["{films}/a.mp4", "{films}"], ["a", "b", "broken", "sub/c"]),
     ],
 )

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -167,45 +166,32 @@ def test_a_wrong_address_or_password_is_one_error_without_secrets_and_is_not_tri
     assert not path.exists()
 
 
-@contextmanager
-def playlist(folder: Path, *, ends: bool = True) -> Iterator[str]:
-    """Serve a playlist."""
-    options = {"hls_time": "1", "hls_list_size": "0", "hls_segment_filename": str(folder / "%d.ts")}
-    send(str(listing := folder / "live.m3u8"), "hls", 60, options=options)
-    if not ends:
-        listing.write_text(listing.read_text().replace("#EXT-X-ENDLIST\n", ""))
-    with served(folder) as address:
-        yield f"{address}/live.m3u8"
-
-
-def test_a_live_playlist_is_watched(path: Path, tmp_path: Path) -> None:
-    with playlist(tmp_path, ends=False) as address:
-        events = watch(
-            address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"}
-        )
-    assert events[-1].steps == 2
-    assert StateReader.open(path).header.source["kind"] == "http"  # type: ignore[index]
-
-
-def test_a_playlist_with_an_end_is_watched_like_a_file_and_names_no_file_of_this_machine(
+def test_a_playlist_is_live_until_it_has_an_end_and_names_no_file_of_this_machine(
     path: Path, tmp_path: Path
 ) -> None:
-    with playlist(tmp_path) as address:
+    listing = tmp_path / "live.m3u8"
+    names = str(tmp_path / "%d.ts")
+    options = {"hls_time": "1", "hls_list_size": "0", "hls_segment_filename": names}
+    send(str(listing), "hls", 60, options=options)
+    whole = listing.read_text()
+    with served(tmp_path) as folder:
+        address = f"{folder}/live.m3u8"
+        listing.write_text(whole.replace("#EXT-X-ENDLIST\n", ""))
+        *_, live = watch(
+            address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"}
+        )
+        assert live.steps == 2
+        listing.write_text(whole)
+        ended = tmp_path / "ended.safetensors"
         for _ in range(2):
-            summary = ingest(address, path, CONFIG, backbone=MockBackbone())
+            summary = ingest(address, ended, CONFIG, backbone=MockBackbone())
             assert (summary.complete, summary.steps, summary.gaps) == (True, 6, 0)
         shutil.copy(tmp_path / "0.ts", tmp_path / "private.ts")
-        there = (
+        listing.write_text(
             "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n"
             f"file://{tmp_path}/private.ts\n#EXT-X-ENDLIST\n"
         )
-        (tmp_path / "live.m3u8").write_text(there)
+        other = tmp_path / "other.safetensors"
         with pytest.raises(SourceError):
-            watch(
-                address,
-                tmp_path / "other.safetensors",
-                lambda _: False,
-                give_up_s=0.0,
-                stall_s=10.0,
-            )
-    assert not (tmp_path / "other.safetensors").exists()
+            watch(address, other, lambda _: False, give_up_s=0.0, stall_s=10.0)
+    assert not other.exists()

@@ -97,8 +97,7 @@ def question(number: int, t0: float, kind: str = "colour") -> ReplayQuestion:
 def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_is_not_wanted() -> (
     None
 ):
-    times = enumerate((10.0, 55.0, 95.0, 200.0))
-    questions = [*(question(i, t0) for i, t0 in times), question(4, 5.0, "count")]
+    questions = [question(i, t0) for i, t0 in enumerate((10.0, 55.0, 95.0, 200.0))]
     dropped = Counter[str]()
     asks = plan_asks(questions, [0, 30, 60], 120.0, dropped)
     assert [(ask.question.id, ask.at_s) for ask in asks] == [
@@ -110,8 +109,7 @@ def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_i
         ("1", 115.0),
     ]
     beyond = "beyond the end of the stream"
-    changing = "type count, whose answers change with time"
-    assert dropped == {changing: 1, f"{beyond} at some delay": 1, beyond: 1}
+    assert dropped == {f"{beyond} at some delay": 1, beyond: 1}
     asks = plan_asks(questions, [0, 30, 60], 120.0, dropped, intersection=False)
     assert {ask.delay_s for ask in asks if ask.question.id == "2"} == {0}
     with pytest.raises(ConfigError, match="no delay"):

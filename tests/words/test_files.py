@@ -47,11 +47,7 @@ def test_a_file_is_read_in_its_encoding_and_a_guess_is_said(
 ) -> None:
     path = tmp_path / "x.srt"
     path.write_bytes(SRT.replace(SPOKEN, spoken).encode(encoding))
-    guess = (
-        ""
-        if encoding in ("utf-8", "utf-8-sig", "utf-16")
-        else f"read as {encoding}, which is a guess"
-    )
+    guess = "" if encoding.startswith("utf") else f"read as {encoding}, which is a guess"
     assert read_subtitles(path) == (
         (SubtitleLine(1.0, 2.5, spoken), SubtitleLine(3.0, 4.0, "The answer\n42")),
         "",
