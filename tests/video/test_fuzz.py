@@ -6,7 +6,6 @@ All cases of a call are read in one process, whose memory is limited: a decoder 
 ends that process and not the tests.
 """
 
-import hashlib
 import json
 import random
 import subprocess
@@ -83,11 +82,12 @@ def outcome(path: Path) -> str:
     """Read a file; return "read", "damaged" or "refused". Everything else is an error."""
     try:
         with open_source(path) as source:
-            frames = [(f.time_s, hashlib.sha256(f.image.data).digest()) for f in source.frames()]
-            assert all(a < b for (a, _), (b, _) in pairwise(frames)), "times do not increase"
+            # A picture is made when it is asked for.
+            times = [f.time_s for f in source.frames() if f.image.size]
+            assert all(a < b for a, b in pairwise(times)), "times do not increase"
             damage = source.damage
             assert damage.ok or (damage.message and damage.lost_from_s is not None)
-            assert not frames or frames[-1][0] <= MOST_S, f"{frames[-1][0]} s"
+            assert max(times, default=0.0) <= MOST_S
             steps = list(read_steps(source, 2.0, 2))
             # A reading that resumes, from the beginning if damage was met before, gives the same
             # steps.

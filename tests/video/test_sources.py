@@ -97,33 +97,11 @@ def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(
             ]
 
 
-SOUGHT = [
-    "variable rate",
-    "reordered frames",
-    "open groups",
-    "open groups of h264",
-    "late start",
-    "transport stream",
-    "matroska in milliseconds",
-    "fragmented",
-    "avi",
-    "asf",
-    "raw",
-    "one frame",
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "decoder"),
-    [
-        *((name, "pyav") for name in SOUGHT),
-        *(pytest.param(name, "decord", marks=needs_decord) for name in SOUGHT[:3]),
-    ],
-)
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_reading_from_a_later_time_begins_with_the_frame_shown_then(
-    name: str, decoder: Decoder, make_clip: MakeClip
+    clip_name: str, decoder: Decoder, make_clip: MakeClip
 ) -> None:
-    with open_source(make_clip(name), decoder) as source:
+    with open_source(make_clip(clip_name), decoder) as source:
         whole = [(f.time_s, f.image.tobytes()) for f in source.frames()]
         for start_s in [0.013, 0.4, 1.237, whole[-1][0], whole[-1][0] + 5.0]:
             first = max(i for i, (time_s, _) in enumerate(whole) if time_s <= start_s)
