@@ -72,11 +72,10 @@ CUES = {
 }
 
 
-@pytest.mark.parametrize("name", CUES)
+@pytest.mark.parametrize(("cue", "step", "times_s"), CUES.values(), ids=CUES)
 def test_people_get_the_times_of_a_cue_and_the_model_its_step(
-    name: str, tiny: Backbone, tmp_path: Path
+    cue: Cue, step: int, times_s: tuple[float, float], tiny: Backbone, tmp_path: Path
 ) -> None:
-    cue, step, times_s = CUES[name]
     subtitles = Subtitles([cue], {"kind": "file"})
     session = start(tiny, DurableConfig(budget=30, words=True))
     for n in range(9):
