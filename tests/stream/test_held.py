@@ -42,10 +42,10 @@ MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_wi
 ANSWER: Keywords = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
 
 
-def make(name: str, **settings: Any) -> Any:
-    config = getattr(transformers, f"{name}Config")(**BASE | settings)
+def make(name: str, *, config: str = "Config", head: str = "ForCausalLM", **settings: Any) -> Any:
+    whole = getattr(transformers, name + config)(**BASE | settings)
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, name + head)(whole).eval()
     g = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for weight in model.parameters():
@@ -149,40 +149,17 @@ def test_angles_are_those_of_the_model(angles: str, memory: str) -> None:
         ("Doge", {}, "mask for each head"),
         ("Bloom", {"n_head": 4, "n_layer": 3}, "cannot be set"),
         ("Gemma", {"head_dim": 16, "use_bidirectional_attention": True}, "see later ones"),
+        ("Bart", {"head": "ForConditionalGeneration"}, "reads an encoder as well"),
+        ("Llama4", {"config": "TextConfig", "head_dim": 16, "num_local_experts": 2}, "complex"),
     ],
 )
-def test_attention_that_a_memory_does_not_serve_is_refused_before_a_token_is(
+def test_a_model_that_no_memory_serves_is_refused_before_a_token_is(
     name: str, settings: Keywords, said: str
 ) -> None:
     if not hasattr(transformers, f"{name}Config"):
         pytest.skip("this version of transformers has no such family")
     with pytest.raises(ConfigError, match=said):
         protokv.Cache(make(name, **settings))
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "said"),
-    [
-        (
-            "BartForConditionalGeneration",
-            transformers.BartConfig(vocab_size=96, d_model=16, encoder_layers=2, decoder_layers=2),
-            "reads an encoder as well",
-        ),
-        (
-            "Llama4ForCausalLM",
-            transformers.Llama4TextConfig(
-                **BASE, intermediate_size_mlp=48, head_dim=16, num_local_experts=2
-            ),
-            "complex angles",
-        ),
-    ],
-    ids=lambda one: one if isinstance(one, str) else "",
-)
-def test_a_model_that_reads_more_or_turns_otherwise_is_refused(
-    name: str, config: Any, said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        protokv.Cache(getattr(transformers, name)(config).eval())
 
 
 @pytest.mark.parametrize("kind", [AssertionError, ImportError, KeyError, NotImplementedError])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -96,10 +96,16 @@ def asked(draw: st.DrawFn) -> tuple[int, str, Decoding, Keywords]:
     return draw(st.integers(0, len(MEMORIES))), " ".join(words), decoding, how
 
 
+SHORT = Decoding(max_new_tokens=1, top_logprobs=2)
+JOINS_NONE: tuple[int, str, Decoding, Keywords] = (len(MEMORIES) - 1, "red", SHORT, {})
+
+
 @given(
     given=st.lists(asked(), min_size=1, max_size=9),
     most=st.integers(1, 9),
 )
+# No question is lost behind those that join none.
+@example(given=[JOINS_NONE, JOINS_NONE, JOINS_NONE, (0, "red", SHORT, {})], most=2)
 def test_answers_together_are_those_one_by_one(
     sessions: list[Session], given: list[tuple[int, str, Decoding, Keywords]], most: int
 ) -> None:
@@ -183,14 +189,6 @@ def test_a_question_that_is_refused_or_given_up_leaves_the_others(
         each[1]: Answer,
         each[3]: ConfigError,
     }
-
-
-def test_no_question_is_lost_behind_those_that_join_none(sessions: list[Session]) -> None:
-    alone = sessions[len(MEMORIES) - 1]
-    assert not alone.joins
-    decoding = Decoding(max_new_tokens=1)
-    each = [AskedQuestion(one, "red", decoding) for one in (alone, alone, alone, sessions[0])]
-    assert [len(list(ask_together(each, most))) for most in (1, 2, 3)] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("family", BUILDERS)
