@@ -20,6 +20,7 @@ from protokv.ingestion import (
     ingest_together,
     several,
 )
+from protokv.ingestion.live import LiveSource
 from protokv.memories import DurableConfig
 from protokv.state.reader import StateReader, load_state
 from protokv.stream.seeing import StepsToWatch, watch_together
@@ -37,32 +38,26 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "IDLE_S", 0.0)
 
 
+def open_camera(world: World) -> LiveSource:
+    """Return a camera that is given up after the last of its scripts."""
+    world.scripts.append([("away", 60.0), gone()])
+    return world.source(give_up_s=30.0)
+
+
 def watch(
-    folder: Path, *worlds: World, follow: Callable[[str, Any], None] | None = None
+    folder: Path, *worlds: World, follow: Callable[[str, Any], None] = lambda name, event: None
 ) -> list[tuple[str, Any]]:
-    """Watch cameras into states of their numbers, until they have nothing more to give."""
+    """Watch cameras into states of their numbers, until all are given up."""
+    found = list[tuple[str, Any]]()
     with ExitStack() as opened:
         sources = {
-            str(folder / f"{n}.safetensors"): opened.enter_context(world.source())
+            str(folder / f"{n}.safetensors"): opened.enter_context(open_camera(world))
             for n, world in enumerate(worlds)
         }
-        done = set[int]()
-        over = [world.watched(one) for world, one in zip(worlds, sources.values(), strict=True)]
-
-        def is_over() -> bool:
-            done.update(n for n, one in enumerate(over) if one())
-            return len(done) == len(over)
-
-        found = list[tuple[str, Any]]()
-        for target, event in ingest_together(sources, OPTIONS, is_over):
-            name = Path(target).stem
-            found.append((name, event))
-            if follow is not None:
-                follow(name, event)
-            if isinstance(event, Exception):
-                # Nobody takes what waits of a run that has ended.
-                done.add(int(name))
-        return found
+        for target, event in ingest_together(sources, OPTIONS):
+            found.append((Path(target).stem, event))
+            follow(*found[-1])
+    return found
 
 
 def test_states_are_those_of_each_camera_alone_and_what_is_due_together_is_one_forward(
@@ -84,8 +79,8 @@ def test_states_are_those_of_each_camera_alone_and_what_is_due_together_is_one_f
     for number, script in enumerate(scripts):
         world = World(list(script))
         path = tmp_path / f"alone{number}.safetensors"
-        with world.source() as source:
-            alone = ingest(source, path, options=OPTIONS, should_stop=world.watched(source))
+        with open_camera(world) as source:
+            alone = ingest(source, path, options=OPTIONS)
         assert alone.steps == ends[str(number)].steps > 3
         assert same(
             load_state(path).tensors, load_state(tmp_path / f"{number}.safetensors").tensors
