@@ -206,7 +206,7 @@ class _ResultFlags(Flags, panel="Results"):
         name = benchmark.dataset or (study.questions and study.questions.stem) or "replay"
         return self.target or Path(f"{name}.results.jsonl")
 
-    def check(self, results: Path, *inputs: object) -> None:
+    def check(self, results: Path, inputs: Sequence[object]) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
         from protokv.replay.figure import check_figure_path
         from protokv.state.store import refuse_input_as_target
@@ -262,7 +262,7 @@ def replay(
         from protokv.replay.rows import AnswerRowFile, read_answer_rows
 
         file = results.locate(study, benchmark)
-        results.check(file, *(sources or ()), study.questions)
+        results.check(file, [*(sources or ()), study.questions])
         if results.report:
             _show_report(out, read_answer_rows(sources or [file]), results, {}, {})
             return

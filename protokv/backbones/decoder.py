@@ -117,7 +117,8 @@ class LanguageDecoder:
         here = keys(0).float()
         there = keys(_PROBED).float()
         place = torch.full((1, self.position_components), _PROBED)
-        turned = rotate(here, *(one.to(here.device) for one in self.angles(place)))
+        cos, sin = self.angles(place)
+        turned = rotate(here, (cos.to(here.device), sin.to(here.device)))
         found = []
         for layer, (own, still, moved) in enumerate(zip(there, here, turned, strict=True)):
             errors = [float((own - one).abs().max()) for one in (still, moved)]
@@ -223,7 +224,7 @@ class LanguageDecoder:
             theirs = (rotated[1] if isinstance(rotated, tuple) else rotated)[0, 0, 0]
             rows = torch.arange(len(order))
             for layout in (rows, _pair(rows)):
-                ours = rotate(key[0, 0, 0, layout], cos[0, order], sin[0, order])
+                ours = rotate(key[0, 0, 0, layout], (cos[0, order], sin[0, order]))
                 if torch.allclose(ours, theirs[layout], atol=1e-5):
                     self._angle_order = None if order is straight else order
                     return None if layout is rows else layout

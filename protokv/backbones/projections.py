@@ -67,7 +67,8 @@ class _Joined:
             joined = [_as_one(held) for held in each]
             if any(one is None for one in joined):
                 return Linear.forward(self._layers[index], x)
-            together = functional.linear(x, *joined)  # type: ignore[arg-type]
+            named: Any = dict(zip(self._names, joined, strict=True))
+            together = functional.linear(x, **named)
             parts = dict(enumerate(together.split_with_sizes(self._rows, -1)))
         part = parts.pop(index)
         # An input is not kept longer than it is needed.

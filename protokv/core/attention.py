@@ -55,10 +55,13 @@ def attend(
             continue
         turn, (rotated, own) = segment.query_rotation, (stacked, wide)
         if turn is not None:
-            rotated = rotate(stacked, *turn).to(query.dtype)
+            rotated = rotate(stacked, turn).to(query.dtype)
             own = None
-        read = segment.keys, segment.values, segment.bias
-        parts.append(kernels.compute_biased_attention(rotated, *read, scaling, own))
+        parts.append(
+            kernels.compute_biased_attention(
+                rotated, segment.keys, segment.values, segment.bias, scaling, own
+            )
+        )
     if T == 1 and len(parts) == 2 and query.device.type == "cpu":
         return kernels.merge_attention_pair(*parts).reshape(heads, T, D)
     return kernels.merge_attention(parts, heads // H)

@@ -72,7 +72,7 @@ class TokenPlacement:
         """
         if self._stays(context):
             return keys
-        return rotate(keys, *self._rotary(self._direction * context.shift)).to(keys.dtype)
+        return rotate(keys, self._rotary(self._direction * context.shift)).to(keys.dtype)
 
     def text_start(self, context: Context, clock: StreamClock) -> int:
         """Return the position of the first text token after the video."""

@@ -163,7 +163,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
 
     def _far_tokens(self, tokens: ExactTokens) -> FarTokens:
         """Return tokens as the bank takes them: the rotation of their keys removed."""
-        keys = unrotate(tokens.keys, *self._rotary(tokens.positions)).flatten(0, 1)
+        keys = unrotate(tokens.keys, self._rotary(tokens.positions)).flatten(0, 1)
         values = tokens.values.float().flatten(0, 1)
         return FarTokens(keys, values, tokens.coordinates, tokens.positions, tokens.usable.long())
 
@@ -189,7 +189,7 @@ class PrototypeMemory(SingleDeviceMemory[PrototypeT]):
         """Write the far slots that show prototypes `rows` `[n]` with these centres."""
         keys, *values = centers
         anchors = self._bank.position.flatten(0, 2)[rows].round().long()
-        keys = rotate(keys, *self._rotary(anchors))
+        keys = rotate(keys, self._rotary(anchors))
         self._slots.write_far(rows, self._bank.mass.shape[2], [keys, *values])
 
     def _compute_bias(self, mass: Tensor) -> Tensor:

@@ -30,11 +30,12 @@ def keep_still(positions: Tensor) -> Angles:
     return still, still
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Rotate `[..., D]` by angles; in float32, the dtype of the angles."""
+    cos, sin = angles
     R = cos.shape[-1]
     if x.shape[-1] > R:
-        rotated = rotate(x[..., :R], cos, sin)
+        rotated = rotate(x[..., :R], angles)
         rest = x[..., R:].to(rotated.dtype).expand(*rotated.shape[:-1], -1)
         return torch.cat((rotated, rest), -1)
     rotated = x * cos
@@ -45,16 +46,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotated
 
 
-def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def unrotate(x: Tensor, angles: Angles) -> Tensor:
     """Undo `rotate`."""
-    return rotate(x, cos, -sin)
+    cos, sin = angles
+    return rotate(x, (cos, -sin))
 
 
 def rerotate(keys: Tensor, here: Tensor, there: Tensor, rotary: Rotary) -> Tensor:
     """Move keys `[..., D]` from positions `here` `[..., P]` to `there`; in float32, rounded
     once.
     """
-    return rotate(unrotate(keys.float(), *rotary(here)), *rotary(there)).to(keys.dtype)
+    return rotate(unrotate(keys.float(), rotary(here)), rotary(there)).to(keys.dtype)
 
 
 # Angles are whole multiples of a turn divided by this: products with positions below 2**33 are

@@ -89,8 +89,8 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        for name, hint in read_field_types(cls).items():
-            _check_value(name, getattr(self, name), *hint)
+        for name, (kind, span) in read_field_types(cls).items():
+            _check_value(name, getattr(self, name), kind, span)
         self.check()
 
     def check(self) -> None:

@@ -132,13 +132,19 @@ class StepKV:
 
     def tokens(self, some: Tensor | slice) -> StepKV:
         """Return some of its tokens, without telling which are words."""
-        kv = (self.keys[:, :, some], self.values[:, :, some])
-        places = (self.positions[some], self.coordinates[some])
         usable, repeats = (
             None if held is None else held[some] for held in (self.usable, self.repeats)
         )
-        queries = None if self.queries is None else self.queries[:, :, some]
-        return StepKV(*kv, *places, self.step, usable, repeats=repeats, queries=queries)
+        return StepKV(
+            self.keys[:, :, some],
+            self.values[:, :, some],
+            self.positions[some],
+            self.coordinates[some],
+            self.step,
+            usable,
+            repeats=repeats,
+            queries=None if self.queries is None else self.queries[:, :, some],
+        )
 
 
 def split_steps(

@@ -153,9 +153,10 @@ class Runs:
                         call(*given)
                     part = self._capture_call(whole, call, given)
             if not isinstance(part, str):
-                self._launch(*part[:2], given)
+                buffers, replay, result = part
+                self._launch(buffers, replay, given)
                 self.how[name] = "graph"
-                return part[2]
+                return result
             self._seen.append(whole)
             why = part
         self.how[name] = why

@@ -167,7 +167,7 @@ class _Archive(StateTensors):
         self.next_position = max(self.next_position, int(step.positions.max()) + 1)
         step = step.usable_only()
         cos, sin = self.rotary(step.positions)
-        bare = unrotate(step.keys.float(), cos, sin)
+        bare = unrotate(step.keys.float(), (cos, sin))
         for start in range(0, len(step.positions), self.budget):
             rows = slice(start, start + self.budget)
             self._add(
@@ -340,7 +340,7 @@ class RetrievalContext(Context):
         )
         components = len(blocks[-1].high) if blocks else 1
         cos, sin = self.archive.rotary(line[:, None].expand(-1, components))
-        bare = unrotate(query.float(), cos, sin)
+        bare = unrotate(query.float(), (cos, sin))
         # Adding up the query heads of a KV head gives the same product as repeating block keys for
         # every query head.
         wanted = bare.mean(1).reshape(keys.shape[2], -1, keys.shape[3]).sum(1)

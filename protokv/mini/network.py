@@ -53,7 +53,7 @@ class MiniVisionTower:
             qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(
                 steps, n, 3, self._heads, size
             )
-            rotated = rotate(qkv[:, :, :2].float(), cos, sin).to(x.dtype)
+            rotated = rotate(qkv[:, :, :2].float(), (cos, sin)).to(x.dtype)
             query = rotated[:, :, 0]
             key = rotated[:, :, 1]
             value = qkv[:, :, 2]
@@ -115,7 +115,7 @@ class MiniLanguageModel:
                 .view(T, -1, D)
                 .transpose(0, 1)
             )
-            rotated = rotate(qkv[:both], cos, sin)
+            rotated = rotate(qkv[:both], (cos, sin))
             query = rotated[: self._query_heads]
             mixed = cache.attend(layer, query, (rotated[self._query_heads :], qkv[both:]), D**-0.5)
             x = x + functional.linear(

@@ -99,9 +99,9 @@ def _copy_permissions(path: Path, made: Path) -> None:
     there = path.stat()
     inside = sorted(made.rglob("*")) if made.is_dir() else ()
     for one in (made, *inside):
-        for owner in ((there.st_uid, -1), (-1, there.st_gid)):
+        for uid, gid in ((there.st_uid, -1), (-1, there.st_gid)):
             with suppress(OSError):
-                os.chown(one, *owner)
+                os.chown(one, uid, gid)
         is_file_inside = made.is_dir() and one.is_file()
         one.chmod(stat.S_IMODE(there.st_mode) & (0o666 if is_file_inside else 0o7777))
 

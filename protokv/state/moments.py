@@ -119,11 +119,9 @@ def find_stream_moment(text: str, reader: StateReader, now: float) -> StreamMome
         note = f"{given} came twice that night: {both[0]} is meant, {both[1]} is the other"
     found = [at for one in clocks if (at := one.stream_time(wanted)) > float("-inf")]
     if not found:
-        times = (
+        sought, began = (
             f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}"
             for one in (wanted, clocks[0].anchors[0][1])
         )
-        raise StateNotFound(
-            "{} knows nothing of {}: its stream began at {}".format(reader.path, *times)
-        )
+        raise StateNotFound(f"{reader.path} knows nothing of {sought}: its stream began at {began}")
     return StreamMoment(float(found[-1]), note)

@@ -42,7 +42,8 @@ class StateReader:
         """Read and verify the header of a state; arguments as the attributes. Raises as
         `load_state`.
         """
-        return cls(path, *find_store(path, to_read=True).read_header(), at_s, verify)
+        header, nbytes = find_store(path, to_read=True).read_header()
+        return cls(path, header, nbytes, at_s, verify)
 
     def at(self, at_s: float | None) -> StateReader:
         """Return the reader of the newest kept commit not after this stream time; nothing is read

@@ -156,7 +156,7 @@ def measure_attention_weights(
     logits = [asked.view(H, -1, D) @ local_keys.float().transpose(1, 2)]
     for segment in segments:
         turn = segment.query_rotation
-        rotated = asked if turn is None else rotate(asked, *turn)
+        rotated = asked if turn is None else rotate(asked, turn)
         keys = segment.keys[..., :D].float().transpose(1, 2)
         logits.append(rotated.view(H, -1, D) @ keys + segment.bias[:, None])
     weights = torch.cat(logits, -1).softmax(-1).mean(1)

@@ -93,7 +93,7 @@ def make_slots(stream: AskedStream) -> TensorDict:
     rotated = backbone.rotated or [True] * backbone.layers
     for keys, turns in zip(found["keys"], rotated, strict=True):
         if turns:
-            keys.copy_(rotate(keys.float(), cos, sin))
+            keys.copy_(rotate(keys.float(), (cos, sin)))
     # Slots before heads, as engines hold them.
     return {name: one.transpose(1, 2).contiguous() for name, one in found.items()}
 
@@ -107,7 +107,7 @@ def _read_layer(context: Context, layer: int, N: int, D: int) -> TensorDict:
         keys.append(one.keys[..., :D])
         if one.query_rotation is not None:
             cos, sin = one.query_rotation
-            keys[-1] = unrotate(keys[-1].float(), cos, sin).to(one.keys.dtype)
+            keys[-1] = unrotate(keys[-1].float(), (cos, sin)).to(one.keys.dtype)
     bias = torch.cat([one.bias for one in segments], 1).cpu()
     free = bias <= -1e29
     order = free.int().sort(dim=1, stable=True).indices[:, :N]

@@ -111,8 +111,8 @@ def _take_batch(due: Sequence[DueSteps], failed: dict[StepTaker, Exception]) -> 
         if found is not None:
             placed[session] = found
     forwarded = attempt("forward", forward_steps, placed, by=[*placed]) if placed else None
-    for session, own in zip(placed, forwarded or (), strict=False):
-        attempt("memory", session.commit, placed[session], *own, by=[session])
+    for session, (keys, values, cache) in zip(placed, forwarded or (), strict=False):
+        attempt("memory", session.commit, placed[session], keys, values, cache, by=[session])
 
 
 def forward_steps(placed: dict[StepTaker, list[PositionedStep]]) -> list[ForwardedSteps]:

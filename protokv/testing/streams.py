@@ -94,7 +94,7 @@ class ToyStream:
             values[0, :, again] = last.values[0, :, again].float()
             coordinates[again] = last.coordinates[again]
         cos, sin = self.rotary(positions)
-        rotated = rotate(keys, cos, sin).to(shape.dtype)
+        rotated = rotate(keys, (cos, sin)).to(shape.dtype)
         self._last = StepKV(
             rotated,
             values.to(shape.dtype),
@@ -145,7 +145,7 @@ def read_layer(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Ten
         turned = one.keys
         if one.query_rotation is not None:
             cos, sin = one.query_rotation
-            turned = unrotate(turned.float(), cos, sin).to(turned.dtype)
+            turned = unrotate(turned.float(), (cos, sin)).to(turned.dtype)
         keys.append(turned)
     bias = torch.cat([segment.bias for segment in segments], 1)
     free = bias.masked_fill(bias == EMPTY_BIAS, -torch.inf)

@@ -90,12 +90,13 @@ class Transcript(TranscriptAttachment):
         end_s = clock.stream_time_s
         start_s = max(0.0, end_s - clock.step_seconds)
         said = step.tokens.words_text
-        times_s = (start_s, end_s)
+        from_s = start_s
+        to_s = end_s
         if isinstance(said, SpokenText):
             from_s = max(0.0, start_s + said.start_s)
-            times_s = (from_s, max(from_s, start_s + said.end_s))
+            to_s = max(from_s, start_s + said.end_s)
         line = _TranscriptLine(
-            clock.steps - 1, start_s, end_s, clock.next_position - 1, text, *times_s
+            clock.steps - 1, start_s, end_s, clock.next_position - 1, text, from_s, to_s
         )
         self.lines.append(line)
         self._bytes += len(_encode(line))

@@ -118,7 +118,7 @@ def test_a_model_that_pairs_neighbours_is_read_in_the_order_of_halves() -> None:
     cos_and_sin = model.model.language_model.rotary_emb(keys, positions.T[:, None])
     theirs = apply_rotary_pos_emb(keys, keys, *cos_and_sin)[1]
     torch.testing.assert_close(
-        decoder.to_halves(theirs), rotate(decoder.to_halves(keys), *decoder.angles(positions))
+        decoder.to_halves(theirs), rotate(decoder.to_halves(keys), decoder.angles(positions))
     )
 
 

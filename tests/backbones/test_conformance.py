@@ -210,9 +210,9 @@ def test_rotation_is_removed_after_an_hour_of_video(backbone: Backbone) -> None:
     newest = 352_800
     still = forward(0)
     rotated = forward(newest)
-    back = unrotate(rotated, *backbone.rotary(backbone.text_positions(newest, 1)))
+    back = unrotate(rotated, backbone.rotary(backbone.text_positions(newest, 1)))
     check_near(back, still, forward_terms(backbone.layers, still[0].numel(), 1))
-    beside = unrotate(rotated, *backbone.rotary(backbone.text_positions(newest - 1, 1)))
+    beside = unrotate(rotated, backbone.rotary(backbone.text_positions(newest - 1, 1)))
     assert (beside - still).abs().max() > 0.1
 
 

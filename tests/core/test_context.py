@@ -116,7 +116,7 @@ def contexts(draw: st.DrawFn) -> tuple[SlotContext, PositionFacts]:
     bias = torch.rand(2, H, N, generator=g)
     bias[..., ORIGIN : ORIGIN + F][torch.rand(2, H, F, generator=g) < 0.3] = -torch.inf
     bias[..., ORIGIN + F :].masked_fill_(torch.rand(W, generator=g) < 0.3, -torch.inf)
-    keys = rotate(bare, *PRECISE[P](positions))
+    keys = rotate(bare, PRECISE[P](positions))
     context = SlotContext(keys, values, bias, slice(ORIGIN, ORIGIN + F), lambda: positions)
     return context, PositionFacts(
         PRECISE[P], ORIGIN, int(positions.max()) + draw(st.integers(1, 9)), moving

@@ -49,7 +49,7 @@ def question(shape: MemoryShape, groups: int, seed: int, tokens: int = 4) -> Ten
 def rotated(context: RetrievalContext, world: World, bare: Tensor) -> Tensor:
     """Return the query as the model passes it, rotated to the position that the context names."""
     line = context.next_position + torch.arange(bare.shape[-2])
-    return rotate(bare, *world.rotary(line[:, None].expand(-1, world.shape.position_components)))
+    return rotate(bare, world.rotary(line[:, None].expand(-1, world.shape.position_components)))
 
 
 def near_rotated(keys: Tensor, newest: int) -> Tolerance:
@@ -89,7 +89,7 @@ def literal_choice(
     scores = []
     for keys, _, positions in blocks:
         without = [
-            unrotate(keys[:, t].float(), *world.rotary(positions[t])) for t in range(len(positions))
+            unrotate(keys[:, t].float(), world.rotary(positions[t])) for t in range(len(positions))
         ]
         mean = torch.stack(without).sum(0) / len(without)
         groups = query_heads // len(mean)
@@ -171,7 +171,7 @@ def turned(
         there = here.clone()
         there[:, axes] += start - int(here[:, axes].min())
         start += span
-        found.append(rotate(unrotate(keys, *world.rotary(here)), *world.rotary(there)))
+        found.append(rotate(unrotate(keys, world.rotary(here)), world.rotary(there)))
         last = max(last, int(there.max()))
     return torch.cat(found, 1), last
 

@@ -51,9 +51,7 @@ def weights(
 
     logits = []
     for segment in segments:
-        rotated = (
-            asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
-        )
+        rotated = asked if segment.query_rotation is None else rotate(asked, segment.query_rotation)
         logits.append(
             logits_of(rotated, segment.keys[..., :D].float()) + segment.bias[:, None, None]
         )

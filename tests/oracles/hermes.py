@@ -144,7 +144,7 @@ class NaiveHermes:
         last = tokens[-1]
         there = self.rotary(last.position)
         keys = [
-            rotate(unrotate(token.keys, *self.rotary(token.position)), *there) for token in tokens
+            rotate(unrotate(token.keys, self.rotary(token.position)), there) for token in tokens
         ]
         values = [token.values for token in tokens]
         places = [token.place for token in tokens]

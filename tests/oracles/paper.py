@@ -115,7 +115,7 @@ class NaiveProtoKV:
     def _split(self, step: StepKV) -> list[list[Token]]:
         """The step's tokens in raster order; of each, one `Token` per layer and head."""
         cos, sin = self.rotary(step.positions)
-        keys = unrotate(step.keys.float(), cos, sin)
+        keys = unrotate(step.keys.float(), (cos, sin))
         values = step.values.float()
         keys = keys.flatten(0, 1)
         values = values.flatten(0, 1)
@@ -363,7 +363,7 @@ class NaiveProtoKV:
                 (prototype.key_center + key_modes[s], prototype.value_center + value_modes[s])
                 for s in range(S)
             ]
-            pairs = [(rotate(key, cos, sin), value) for key, value in shifted]
+            pairs = [(rotate(key, (cos, sin)), value) for key, value in shifted]
             share = {"log_n": prototype.mass, "log_n_over_s": prototype.mass / S, "off": 1.0}
             shown.append((slot, pairs, math.log(share[self.config.mass_bias])))
         return shown

@@ -254,7 +254,7 @@ class DurableRule(BankRule[DurableConfig]):
         norm = torch.where(usable, f.square().sum(-1), self._empty)[..., None]
         parts = 1 if self._dtype == torch.float32 else 2
         halves = self._halves.expand(*norm.shape[:-1], parts)
-        z = f.new_empty(*f.shape[:-1], self._size[2] + 2 * parts, dtype=self._dtype)
+        z = f.new_empty((*f.shape[:-1], self._size[2] + 2 * parts), dtype=self._dtype)
         torch.cat((f, halves, norm.expand_as(halves)), -1, out=z)
         if parts > 1:
             torch.sub(norm, z[..., -2:-1], out=z[..., -1:])

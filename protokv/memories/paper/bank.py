@@ -86,5 +86,10 @@ class PaperBank(PrototypeBank):
 def leave_out_uncounted(tokens: FarTokens) -> FarTokens:
     """Return the tokens that have a mass. This waits for the device."""
     kept = tokens.mass.nonzero().squeeze(1)
-    shared = tokens.coordinates[kept], tokens.positions[kept], tokens.mass[kept]
-    return FarTokens(tokens.keys[:, kept], tokens.values[:, kept], *shared)
+    return FarTokens(
+        tokens.keys[:, kept],
+        tokens.values[:, kept],
+        tokens.coordinates[kept],
+        tokens.positions[kept],
+        tokens.mass[kept],
+    )

@@ -43,7 +43,7 @@ class PaperPrototypeMemory(PrototypeMemory[PaperConfig]):
             shown = shown + self._rule.residuals.modes(rows, S)
         keys, values = shown
         cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
-        keys = rotate(keys, cos[:, None], sin[:, None])
+        keys = rotate(keys, (cos[:, None], sin[:, None]))
         slots = rows[:, None] * S + torch.arange(S, device=rows.device)
         each = [keys.flatten(0, 1), values.flatten(0, 1)]
         self._slots.write_far(slots.view(-1), self._config.prototypes * S, each)
