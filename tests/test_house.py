@@ -108,7 +108,7 @@ def test_the_method_can_be_read_in_one_sitting() -> None:
     chapter = guide.split("## The method in one sitting")[1].split("\n## ")[0]
     files = [ROOT / "protokv" / name for name in re.findall(r"^\| `(.+?\.py)` \|", chapter, re.M)]
     assert len(files) > 9
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 3400
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 3450
 
 
 def _read_comment_sentences(text: str) -> list[str]:

@@ -146,7 +146,8 @@ class LayerTokenCache:
         self.keys = None
         self.values = None
         self.length = 0
-        # the segments that the present forward reads of the context
+        # the segments that the present forward reads of the context; None: nothing has read the
+        # keys that came last
         self._segments: Sequence[KVSegment] | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> KeysValues:

@@ -60,8 +60,8 @@ class PositionFacts:
 
 
 class Context:
-    """The tokens that layers may attend to besides those being forwarded; as it is none, as for the
-    prompt prefix.
+    """The tokens that layers may attend to besides those being forwarded. This base class is the
+    empty context, which the prompt prefix has.
     """
 
     # Both are `[]` int64 tensors if only the device knows them.
@@ -198,7 +198,16 @@ class SlotContext(Context):
         return _highest(rank, older, -1) + 1
 
     def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> Context:
-        """Return the same tokens at consecutive positions."""
+        """Return the same tokens at consecutive positions.
+
+        With a prompt prefix of 3 tokens, far slots of the times 10, 40 and 40, and a near window
+        that begins at 90, the times of these slots become 3, 4 and 4, and the window begins at 5:
+
+            time in the stream   0 1 2 | 10 40 40 | 90 91
+            time that is shown   0 1 2 |  3  4  4 |  5  6
+
+        The window moves by `shift`, 85 here. Its keys stay as they are, and queries are rotated.
+        """
         places = self.positions()
         live = self.bias > -torch.inf
         far = self.far

@@ -163,7 +163,13 @@ class SingleDeviceMemory(Memory, Generic[ConfigT]):
         return self._near.last_step
 
     def append(self, step: StepKV) -> None:
-        """Take one step: plan it on the host, and apply the plan to it on the device."""
+        """Take one step: plan it on the host, and apply the plan to it on the device.
+
+        Plans of one key are the same operations on tensors of one size, so that a device may run
+        them again as it ran the first (`Runs.carry_out`); what differs is in the numbers of a plan.
+        A device may run this beside what is launched after it. `catch_up` waits for that, and who
+        reads the memory calls it.
+        """
         if not self._slots.started:
             raise RuntimeError(
                 "the memory needs its prompt prefix before the first step: call start()"

@@ -1,4 +1,8 @@
-"""`KVSlots`: the slots that attention reads, `[prompt prefix | far | near]`."""
+"""`KVSlots`: the slots that attention reads, `[prompt prefix | far | near]`.
+
+`SlotRows` of the device room lays them out. On CUDA in half precision the bias of a slot stands
+behind the features of its key, too, where the kernel adds it to the logits: the `wide` form.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ class KVSlots(SlotRows, StateTensors):
     def write_far(self, slots: Tensor, of_head: int, given: Sequence[Tensor]) -> None:
         """Write keys, and values if they are given, `[n, D]` float32, into far slots `[n]` int64.
 
-        These count over all heads, of which each has `of_head`.
+        Far slots are numbered head after head, `of_head` in each.
         """
         self.write_rows(self.far.start, self.find_rows(slots, of_head), given)
 
@@ -94,6 +98,6 @@ class KVSlots(SlotRows, StateTensors):
         self.start(tensors["sink.keys"], tensors["sink.values"])
 
     def buffers(self) -> TensorGroups:
-        """Return the bias of the prompt prefix, and what is held beside all slots."""
+        """Return the bias of the prompt prefix, and what the `wide` form takes beside the slots."""
         beside = self.beside()
         return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": beside} if beside else {})

@@ -1,6 +1,8 @@
 """A session: a stream of frames that is watched step by step, and asked at any time.
 
-Watching: a step attends to the memory and to itself; then the memory takes its keys and values.
+Watching: a step attends to the memory and to itself; then the memory takes its keys and values. The
+way of a step: `watch` -> `watch_prepared` (`seeing`, the vision tower) -> `take` (`taking`) ->
+`position_steps` -> `forward_steps` (`taking`, the language model) -> `commit` -> `Memory.append`.
 Asking is in `protokv.stream.asking`.
 """
 
@@ -119,10 +121,10 @@ class Session(PictureTaker):
     def _take_recent(self, tensors: Tensors) -> None:
         self.recent.load(tensors)
 
-    def settle(self, config: MemoryConfig) -> None:
+    def begin_again(self, config: MemoryConfig) -> None:
         """Begin under other settings, as `Stream`."""
         if config != self.config:
-            super().settle(config)
+            super().begin_again(config)
             self._renew_runs()
 
     @property
@@ -203,7 +205,7 @@ class Session(PictureTaker):
             why = "a protokv.Cache placed the tokens of this state, and a session cannot go on"
             raise ConfigError(why, hint="protokv.Cache.load(path, model) does, or make a new state")
         if not self.clock.steps:
-            self.settle(self.config.for_step(len(steps[0]) - steps[0].words))
+            self.begin_again(self.config.for_step(len(steps[0]) - steps[0].words))
         clock = self.clock
         words_end = self.words_end
         positioned = list[PositionedStep]()

@@ -96,7 +96,7 @@ class Stream:
         memory.start(keys, values)
         return memory
 
-    def settle(self, config: MemoryConfig) -> None:
+    def begin_again(self, config: MemoryConfig) -> None:
         """Begin under other settings: the memory, which has seen no step yet, is made anew."""
         del self.memory  # both at once take twice the bytes
         try:

@@ -41,7 +41,7 @@ class StepTaker(AskedStream):
 
     @property
     def weights(self) -> Hashable:
-        """What is one for sessions whose models differ in the system prompt alone."""
+        """Equal for sessions whose models differ in the system prompt alone."""
         return self.backbone.runs or self.backbone
 
     def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
@@ -116,7 +116,12 @@ def _take_batch(due: Sequence[DueSteps], failed: dict[StepTaker, Exception]) -> 
 
 
 def forward_steps(placed: dict[StepTaker, list[PositionedStep]]) -> list[ForwardedSteps]:
-    """Forward steps of sessions of one model; all in `torch.inference_mode()`."""
+    """Forward steps of sessions of one model; all in `torch.inference_mode()`.
+
+    The steps of one session are captured as a whole where a device can; those of several are
+    captured around attention (`joining`). At compact positions a session shows its memory and its
+    steps elsewhere than in the stream: the new keys are rotated back from there.
+    """
     first = next(iter(placed))
     tokens = [step.tokens for steps in placed.values() for step in steps]
     sizes = tuple((len(one.embeddings), one.grid, repr(one.visual)) for one in tokens)

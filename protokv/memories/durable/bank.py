@@ -1,5 +1,14 @@
 """`DurableBank`: the prototypes of `durable`, in one row each, so that a step reads and writes few
 tensors. `QuantizedBank` rounds their centres to 8 bits, and holds each number once.
+
+| of a prototype | `DurableBank` | `QuantizedBank` |
+|---|---|---|
+| mass, step, position | `rows`, int32 | `rows`, int32 |
+| key of the centre | `_centers`, float32 | `key_codes` times powers of two in `key_exponents` |
+| value of the centre | `_centers`, float32 | in the far slots alone, decoded |
+
+Rounding to 8 bits adds a dither first, an offset by feature and mass, so that the errors of one
+merge after the other do not add up.
 """
 
 from __future__ import annotations
@@ -132,6 +141,9 @@ class QuantizedBank(DurableBank):
         return tuple(found)
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
+        """Make room for codes of keys. The base class lists tensors of values as well, by its
+        declaration: these are not made.
+        """
         *slots, features = size
         D = shape.head_size
         self._together = count_features_per_scale(D)

@@ -149,7 +149,9 @@ class DurableRule(BankRule[DurableConfig]):
         self._dtype = torch.bfloat16 if held and multiplies_bfloat16(device) else torch.float32
         nothing = torch.zeros(1, 1, 2 * D, device=device)
         self._sketches = self._sketch(nothing, nothing[..., 0] > 0).repeat(B, held, 1)
-        # A bank is filled from the front: a state leaves out the slots behind those in use.
+        # -1 / w of each prototype (`_share`), which is -1 or more. The slots that were never used
+        # have numbers from -1 down, the lower the farther back. So the bank is filled from the
+        # front, and a state leaves out the slots behind those in use.
         self._fresh = torch.linspace(-1, -2, held, device=device)
         self._shares = self._fresh.repeat(B, 1)
         self._cost = torch.zeros(B, K, device=device)
@@ -246,9 +248,14 @@ class DurableRule(BankRule[DurableConfig]):
             yield slice(start, min(start + step, rows))
 
     def _sketch(self, centers: Tensor, usable: Tensor) -> Tensor:
-        """Return sketches of centres `[..., 2 D]`: F numbers f, -1 / 2, and |f|^2. In bfloat16
-        |f|^2 is the sum of two numbers, and -1 / 2 stands twice. A point that is not `usable` is
-        empty: its merge costs less than all others."""
+        """Return sketches of centres `[..., 2 D]`, a row each.
+
+            float32   [f_1 ... f_F | -1/2       | |f|^2]
+            bfloat16  [f_1 ... f_F | -1/2, -1/2 | |f|^2 in two parts, of which the second is what
+                       the first rounds off]
+
+        A point that is not `usable` is empty: its |f|^2 is so low that it merges before all others.
+        """
         f = (centers * self._signs).view(*centers.shape[:-1], -1, self._size[2]).sum(-2)
         f = f.to(self._dtype).float()
         norm = torch.where(usable, f.square().sum(-1), self._empty)[..., None]
@@ -261,8 +268,9 @@ class DurableRule(BankRule[DurableConfig]):
         return z
 
     def _turn(self, sketches: Tensor) -> Tensor:
-        """Return rows `[B, n, ...]` from sketches. The product of a row and a sketch is -1 / 2 of
-        their squared distance.
+        """Return rows `[B, n, ...]` from sketches: [f | |f|^2 | -1/2]. The product of the row of a
+        point and the sketch of another is f g - |f|^2 / 2 - |g|^2 / 2: -1 / 2 of their squared
+        distance.
         """
         F = self._size[2]
         f = sketches[..., :F]
@@ -289,7 +297,7 @@ class DurableRule(BankRule[DurableConfig]):
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         turned = sketches.index_select(1, some)
         ours = self._turn(torch.cat((tokens, turned), 1))
-        # No prototype is near a token without mass.
+        # Made positive, the |f|^2 of an empty token is so high that no prototype is near it.
         ours[..., F].abs_()
         share = shares.index_select(1, some)[..., None]
         # `least`: each prototype's least cost to the tokens and to the prototypes in turn.
@@ -358,17 +366,20 @@ class DurableRule(BankRule[DurableConfig]):
             What each point goes into, `[B, n]`, itself if it stays or is dropped; which points
             stay, `[B, C]`; and their least costs to each other, `[B, C]`.
         """
+        # The first round: the cheapest go, except those whose goal would go at a lower cost.
         costs = self._compute_costs(sketch, mass, kept)
         least, goal = find_first_minimum(costs)
         waits = least > least.gather(1, goal)
         cheapest = least.argsort(dim=1, stable=True)[:, :T]
         gone = self._zero.expand_as(least).scatter(1, cheapest, -torch.inf).masked_fill_(waits, 0)
-        # The second round. What has gone has an infinite cost as a goal, and comes first in rank.
+        # The second round: new goals for all others. What has gone has an infinite cost as a goal,
+        # and comes first in rank.
         least, goal = find_first_minimum(costs.sub_(gone[:, None]))
         waits = least > least.gather(1, goal)
         factors = self._factors
         rank = torch.addcmul(gone, least, torch.where(waits, factors[1], factors[0]))
         goes, stay = rank.argsort(dim=1, stable=True).tensor_split((T,), 1)
+        # At last: the goal of each point among those that stay.
         gone.scatter_(1, goes, -torch.inf)
         least, goal = find_first_minimum(costs.sub_(gone[:, None]))
         if self._drops:
@@ -450,6 +461,10 @@ def find_kept(limits: MergeExclusions, last_step: Tensor, mass: Tensor) -> Tenso
 def _rank_words(last_step: Tensor, mass: Tensor) -> Tensor:
     """Return int64 numbers, the higher the longer a prototype of words is kept, -1 for one that is
     no token.
+
+    A cue is what was said in one step of words, and `last_step` is its number. Cues are kept by the
+    highest power of two that divides their number, so that those that stay are spread evenly over
+    the stream: at first all, then every second one, then every fourth.
     """
     power = (
         torch.frexp((last_step & -last_step).double())
