@@ -265,6 +265,7 @@ class TokenCache:
         `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the
         factor on logits.
         """
+        # Who forwards several streams, and who has room for a whole answer, attend by themselves.
         if self.outside is not None:
             kv = (keys, values) if layer._segments is None else None
             layer._segments = ()

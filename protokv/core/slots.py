@@ -45,7 +45,8 @@ class KVSlots(SlotRows, StateTensors):
     def write_far(self, slots: Tensor, of_head: int, given: Sequence[Tensor]) -> None:
         """Write keys, and values if they are given, `[n, D]` float32, into far slots `[n]` int64.
 
-        Far slots are numbered head after head, `of_head` in each.
+        Far slots are numbered head after head, `of_head` in each. `find_rows` finds them among the
+        slots of all heads, which lie one head behind the other.
         """
         self.write_rows(self.far.start, self.find_rows(slots, of_head), given)
 
@@ -70,6 +71,7 @@ class KVSlots(SlotRows, StateTensors):
         parts = (
             (slice(None),) if end == self.far.stop else (slice(0, end), slice(self.far.stop, None))
         )
+        # Keys and values with the bias as it is now; None where attention reads them as they are.
         wide = self.read()
         return SlotContext(
             self.keys, self.values, self.bias, self.far, positions, parts=parts, wide=wide

@@ -204,6 +204,8 @@ class Session(PictureTaker):
         if self.outside:
             why = "a protokv.Cache placed the tokens of this state, and a session cannot go on"
             raise ConfigError(why, hint="protokv.Cache.load(path, model) does, or make a new state")
+        # Only the first step tells how many tokens a step has. Settings that depend on it, such as
+        # the near window of `durable`, are known from here on, and the memory is made with them.
         if not self.clock.steps:
             self.begin_again(self.config.for_step(len(steps[0]) - steps[0].words))
         clock = self.clock

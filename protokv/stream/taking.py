@@ -157,6 +157,8 @@ def forward_steps(placed: dict[StepTaker, list[PositionedStep]]) -> list[Forward
 def _begin(session: StepTaker, line: Tensor) -> tuple[TokenCache, Tensor]:
     """Return the cache that forwards tokens at stream positions `[T, P]`, and the model's."""
     placement = session.placement
+    # The end of the stream says where text begins, and nothing of steps. So a capture may have an
+    # old one.
     context = placement.place(session.memory.context(), session.clock.next_position)
     cache = session.cache.fork(context)
     cache.queries = [] if session.memory.reads_queries else None

@@ -141,8 +141,8 @@ class QuantizedBank(DurableBank):
         return tuple(found)
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
-        """Make room for codes of keys. The base class lists tensors of values as well, by its
-        declaration: these are not made.
+        """Make room for the codes of keys, and give back what the base class made for values by the
+        declaration: a state has their codes, the bank has not.
         """
         *slots, features = size
         D = shape.head_size

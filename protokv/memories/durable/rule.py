@@ -297,7 +297,8 @@ class DurableRule(BankRule[DurableConfig]):
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         turned = sketches.index_select(1, some)
         ours = self._turn(torch.cat((tokens, turned), 1))
-        # Made positive, the |f|^2 of an empty token is so high that no prototype is near it.
+        # Made positive, the |f|^2 of an empty token, or of an empty prototype in turn, is so high
+        # that no prototype is near it.
         ours[..., F].abs_()
         share = shares.index_select(1, some)[..., None]
         # `least`: each prototype's least cost to the tokens and to the prototypes in turn.
@@ -453,6 +454,9 @@ def draw_sketch_signs(numbers: int) -> Tensor:
 def find_kept(limits: MergeExclusions, last_step: Tensor, mass: Tensor) -> Tensor:
     """Return True for points, with `last_step` and `mass` `[B, n]`, that must not merge while
     others can. Points of mass 0 may get any value.
+
+    A head that sees little twice keeps points of its first and of its newest steps, or words of the
+    highest turn. `NoveltyCounts` finds up to where.
     """
     turn = _rank_words(last_step, mass) if limits.spread else last_step
     return (last_step <= limits.first) | (turn > limits.newest)
