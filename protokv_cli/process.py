@@ -15,11 +15,11 @@ from typing import NoReturn
 
 from protokv_cli.exits import ExitCode
 
-_EXITS = {
-    signal.SIGINT: ExitCode.INTERRUPTED,
-    signal.SIGTERM: ExitCode.TERMINATED,
-    signal.SIGHUP: ExitCode.HUNG_UP,
-}
+# Windows has no hang-up.
+_HANG_UP = getattr(signal, "SIGHUP", None)
+_EXITS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+if _HANG_UP is not None:
+    _EXITS[_HANG_UP] = ExitCode.HUNG_UP
 
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
@@ -79,7 +79,7 @@ def handle_signals(say: Callable[[str], None]) -> Iterator[StopSignal]:
     stop = StopSignal()
 
     def handle(number: int, _: FrameType | None) -> None:
-        if stop and number == signal.SIGHUP:
+        if stop and number == _HANG_UP:
             return
         if stop:
             # The last commit is valid, so nothing is lost by leaving now.
@@ -94,7 +94,7 @@ def handle_signals(say: Callable[[str], None]) -> Iterator[StopSignal]:
     handled = [
         number
         for number in _EXITS
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        if number != _HANG_UP or signal.getsignal(number) != signal.SIG_IGN
     ]
     before = {number: signal.signal(number, handle) for number in handled}
     try:

@@ -8,6 +8,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,20 @@ def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of
     assert "continuing long.safetensors at" in resumed.err
     assert embedded("ingest", long, *ARGUMENTS, "-o", "whole.safetensors").code == 0
     assert Path("long.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
+
+
+def test_a_system_without_hang_ups_has_the_program(long: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "del signal.SIGHUP, os.killpg\n"
+        "from protokv_cli.main import run\n"
+        "run()"
+    )
+    state = tmp_path / "a.safetensors"
+    command = [sys.executable, "-c", code, "ingest", str(long), *ARGUMENTS, "-o", str(state)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert state.is_file()
 
 
 @pytest.mark.usefixtures("mocked")
