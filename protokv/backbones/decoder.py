@@ -116,9 +116,8 @@ class LanguageDecoder:
         """
         here = keys(0).float()
         there = keys(_PROBED).float()
-        place = torch.full((1, self.position_components), _PROBED)
-        cos, sin = self.angles(place)
-        turned = rotate(here, (cos.to(here.device), sin.to(here.device)))
+        place = torch.full((1, self.position_components), _PROBED, device=here.device)
+        turned = rotate(here, self.angles(place))
         found = []
         for layer, (own, still, moved) in enumerate(zip(there, here, turned, strict=True)):
             errors = [float((own - one).abs().max()) for one in (still, moved)]

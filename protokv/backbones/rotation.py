@@ -33,12 +33,17 @@ def speed_rotation(model: Module) -> None:
         theirs = getattr(forward, "__globals__", {}).get(_NAME)
         if theirs is None or "forward" in vars(module) or _NAME not in forward.__code__.co_names:
             continue
-        rotation = made.setdefault(theirs, _Rotation(theirs))
+        if theirs not in made:
+            made[theirs] = _Rotation(theirs)
+        rotation = made[theirs]
         if rotation.agrees:
             names = forward.__globals__ | {_NAME: rotation}
-            closure = forward.__closure__
             own = FunctionType(
-                forward.__code__, names, forward.__name__, forward.__defaults__, closure
+                forward.__code__,
+                names,
+                forward.__name__,
+                forward.__defaults__,
+                forward.__closure__,
             )
             own.__kwdefaults__ = forward.__kwdefaults__
             module.forward = MethodType(own, module)

@@ -209,7 +209,7 @@ class TokenCache:
     queries: list[Tensor] | None = None
     # who reads which context, in order, of the tokens being forwarded; empty: all read `context`
     readers: Sequence[ContextReaders] = ()
-    # attends in its place, given a query, and number, keys and values, and scaling as `attend` is
+    # called in place of attention, with a query, and (number, kv, scaling) as `attend` takes them
     outside: Callable[..., Tensor] | None = None
 
     def __init__(self, layers: int) -> None:
@@ -265,7 +265,7 @@ class TokenCache:
         `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the
         factor on logits.
         """
-        # Who forwards several streams, and who has room for a whole answer, attend by themselves.
+        # A forward of several streams attends outside; an answer with a buffer attends in it.
         if self.outside is not None:
             kv = (keys, values) if layer._segments is None else None
             layer._segments = ()

@@ -137,30 +137,34 @@ class Runs:
             outside: what `leave` calls within `call`, and within a replay.
         """
         self._outside = outside
-        if self._reads_memory:
-            catch_up(self._device)
-        why = self.why_not or (
-            "" if key is not None else "it has other sizes or other buffers each time"
-        )
-        if not why:
-            whole = name, key, *((one.shape, one.dtype) for one in given)
-            part = self._parts.get(whole, "its first time")
-            if whole not in self._parts and (at_once or whole in self._seen):
-                if sum(other[0] == name for other in self._parts) >= MOST_GRAPHS:
-                    part = "it has too many shapes"
-                else:
-                    if at_once:
-                        call(*given)
-                    part = self._capture_call(whole, call, given)
-            if not isinstance(part, str):
-                buffers, replay, result = part
-                self._launch(buffers, replay, given)
-                self.how[name] = "graph"
-                return result
-            self._seen.append(whole)
-            why = part
-        self.how[name] = why
-        return call(*given)
+        try:
+            if self._reads_memory:
+                catch_up(self._device)
+            why = self.why_not or (
+                "" if key is not None else "it has other sizes or other buffers each time"
+            )
+            if not why:
+                whole = name, key, *((one.shape, one.dtype) for one in given)
+                part = self._parts.get(whole, "its first time")
+                if whole not in self._parts and (at_once or whole in self._seen):
+                    if sum(other[0] == name for other in self._parts) >= MOST_GRAPHS:
+                        part = "it has too many shapes"
+                    else:
+                        if at_once:
+                            call(*given)
+                        part = self._capture_call(whole, call, given)
+                if not isinstance(part, str):
+                    buffers, replay, result = part
+                    self._launch(buffers, replay, given)
+                    self.how[name] = "graph"
+                    return result
+                self._seen.append(whole)
+                why = part
+            self.how[name] = why
+            return call(*given)
+        finally:
+            # It may hold what lies on the device.
+            self._outside = None
 
     def leave(self, query: Tensor, given: Any) -> Tensor:
         """Return what `outside(query, given)` of the present run returns, of the size of `query`.
@@ -253,8 +257,9 @@ class Capture:
         scope = ExitStack()
         scope.enter_context(torch.cuda.device(self._device))
         # Other threads read frames and pin them meanwhile.
-        mode = "thread_local"
-        scope.enter_context(torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode))
+        scope.enter_context(
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        )
         return graph, scope
 
     def end(self, begun: Any) -> Callable[[], None]:

@@ -111,13 +111,16 @@ def see_together(due: Sequence[StepsToWatch]) -> None:
         first, *others = one.steps
         if not others and one.session.find_seen(first) is None:
             alike[one.session.weights, first.grid].append(one)
-    for whole in alike.values():
-        backbone = whole[0].session.backbone
-        for some in split_batch(whole, backbone, MOST_STREAMS):
-            if len(some) > 1:
-                steps = [one.steps[0] for one in some]
-                times_s = [one.session.clock.mean_time(one.starts_s[0]) for one in some]
-                with suppress(Exception):
-                    seen = backbone.embed_steps(steps, times_s)
-                    for one, tokens in zip(some, seen, strict=True):
-                        one.session.still = one.steps[0], tokens
+    batches = [
+        batch
+        for some in alike.values()
+        for batch in split_batch(some, some[0].session.backbone, MOST_STREAMS)
+        if len(batch) > 1
+    ]
+    for batch in batches:
+        steps = [one.steps[0] for one in batch]
+        times_s = [one.session.clock.mean_time(one.starts_s[0]) for one in batch]
+        with suppress(Exception):
+            seen = batch[0].session.backbone.embed_steps(steps, times_s)
+            for one, tokens in zip(batch, seen, strict=True):
+                one.session.still = one.steps[0], tokens

@@ -41,7 +41,7 @@ class StepTaker(AskedStream):
 
     @property
     def weights(self) -> Hashable:
-        """Equal for sessions whose models differ in the system prompt alone."""
+        """A key that is equal for sessions whose models differ in the system prompt alone."""
         return self.backbone.runs or self.backbone
 
     def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
@@ -155,7 +155,9 @@ def forward_steps(placed: dict[StepTaker, list[PositionedStep]]) -> list[Forward
 
 
 def _begin(session: StepTaker, line: Tensor) -> tuple[TokenCache, Tensor]:
-    """Return the cache that forwards tokens at stream positions `[T, P]`, and the model's."""
+    """Return a cache to forward tokens with, and their positions for the model, given those in the
+    stream, `[T, P]`.
+    """
     placement = session.placement
     # The end of the stream says where text begins, and nothing of steps. So a capture may have an
     # old one.
@@ -166,7 +168,7 @@ def _begin(session: StepTaker, line: Tensor) -> tuple[TokenCache, Tensor]:
 
 
 def _end(session: StepTaker, cache: TokenCache, found: KeysValues) -> ForwardedSteps:
-    """Return what a settled cache has taken `[L, H, T, D]`, at stream positions."""
+    """Return keys and values `[L, H, T, D]`, moved to stream positions, and the settled cache."""
     keys, values = found
     place = session.placement.stream_keys
     if cache.queries:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from typing import Any
 
 import torch
@@ -116,12 +116,11 @@ def stream_together(
     begun = iter(asked)
     live = 0
 
-    def join() -> Iterator[AskedQuestion]:
+    def join() -> list[AskedQuestion]:
         nonlocal live
-        # Who is answered without a forward leaves a place for the next one.
-        while live < most and (one := next(begun, None)) is not None:
-            live += 1
-            yield one
+        some = list(islice(begun, most - live))
+        live += len(some)
+        return some
 
     for one, item in answer_together(join):
         if isinstance(item, Exception):
